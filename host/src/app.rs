@@ -53,7 +53,8 @@ pub fn check(config: &Config) -> Vec<StartError> {
         Err(other) => vec![other],
     };
     let principals = principals::load(&config.auth).err();
-    certificates.chain(principals).chain(policies).collect()
+    let store = stores::load_tls(config).err();
+    certificates.chain(store).chain(principals).chain(policies).collect()
 }
 
 /// A proxy that is ready to serve.
@@ -143,7 +144,8 @@ impl App {
         let (config_watcher, config_refused, config_reloads) =
             reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
-        let (tls_watcher, tls_changes) = certificates::follow(listeners.tls()).map_err(StartError::Watch)?;
+        let (tls_watcher, tls_changes) =
+            certificates::follow(listeners.tls(), stores.tls.clone()).map_err(StartError::Watch)?;
         let (auth_watcher, auth_changes) =
             principals::follow(&config.auth, auth.clone()).map_err(StartError::Watch)?;
         let reloads = [

@@ -6,7 +6,7 @@
 //!
 //! | sections | file |
 //! | --- | --- |
-//! | `[store]`, `[store.managed]` | `store` |
+//! | `[store]`, `[store.managed]`, `[store.tls]` | `store`; `store_tls` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
 //! | `[api]`, `[admin]`, `[health]` | `listeners`; `tls`: the certificates of any listener |
 //! | `[audit]` | `audit` |
@@ -46,6 +46,7 @@ mod quorum;
 mod reader;
 mod routes;
 mod store;
+mod store_tls;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -72,6 +73,7 @@ pub use quorum::{MemberConfig, QuorumConfig};
 pub use reader::Env;
 pub use routes::Route;
 pub use store::{ManagedConfig, ServerBinary, ServerChoice, StoreConfig};
+pub use store_tls::{Authorities, StoreTls};
 pub use tls::TlsFiles;
 pub use upstreams::UpstreamLimits;
 pub use wildcard::Wildcard;
@@ -180,7 +182,8 @@ impl Config {
         let policies = policies::read(top);
         let routes = routes::read(top, &policies, &limits);
         let upstreams = UpstreamLimits::read(&top.section("upstreams"));
-        let (guards, warnings) = guard::read(top, &policies, &limits, &listeners);
+        let (guards, mut warnings) = guard::read(top, &policies, &limits, &listeners);
+        warnings.extend(plaintext_warnings(&store, &quorum));
         let log = LogConfig::read(&top.section("log"));
         let runtime = RuntimeConfig::read(&top.section("runtime"));
         let shutdown = ShutdownConfig::read(&top.section("shutdown"));
@@ -212,6 +215,15 @@ impl Default for Config {
     fn default() -> Config {
         reader::defaults(Config::read)
     }
+}
+
+fn plaintext_warnings(store: &StoreConfig, quorum: &QuorumConfig) -> Vec<String> {
+    let main = match &store.server {
+        ServerChoice::Urls(urls) => urls.as_slice(),
+        ServerChoice::Managed(_) => &[],
+    };
+    let urls = main.iter().chain(quorum.members.iter().map(|member| &member.url));
+    urls.filter_map(|url| store.plaintext_warning(url)).collect()
 }
 
 /// The variables of this process's environment that [`Config::load`] reads.

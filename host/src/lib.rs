@@ -15,6 +15,7 @@
 //! | [`audit`] | the log of refusals and of operators' actions |
 //! | [`auth`] | who sends a request, and what that client may do |
 //! | [`net`] | the connections of any wire protocol: listening, limits, TLS, drain |
+//! | [`pem`] | certificates and keys in files |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`peers`] | proxies that notify each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, file watching, wiring |
@@ -46,6 +47,7 @@ pub mod mutex;
 pub mod mysql;
 pub mod net;
 pub mod peers;
+pub mod pem;
 pub mod policy;
 pub mod random;
 mod route;

@@ -41,6 +41,7 @@ mod sql;
 mod store;
 
 pub use registry::MysqlRegistry;
+pub use session::tls::ClientTls;
 pub use session::wire;
 pub use session_locks::advisory::Advisory;
 #[cfg(any(test, feature = "simulation"))]

@@ -37,7 +37,7 @@ pub use addresses::Place;
 pub use listener::{Listener, bind, keep_alive, raise_file_limit};
 pub use peer::Peer;
 pub use stream::Stream;
-pub use tls::{Tls, TlsError};
+pub use tls::Tls;
 
 use addresses::Addresses;
 

@@ -28,6 +28,10 @@ pub struct Args {
     /// The server that keeps the locks, instead of the configuration's `store.url`. One that runs needs no private one.
     #[arg(long, value_name = "mysql://USER:PASS@HOST:PORT/DATABASE")]
     store: Option<String>,
+    /// The authorities that sign the certificate of this server: a PEM file, or `system`. Connections to it are then
+    /// encrypted.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    store_ca: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -59,7 +63,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
     progress.next("starting the proxy (some seconds)");
     announce(&settings)?;
-    serve(&program, config.as_deref(), args.store.as_deref())
+    serve(&program, config.as_deref(), args)
 }
 
 /// What to do on a system that the proxy cannot be built for.
@@ -108,14 +112,17 @@ fn announce(settings: &Settings) -> Result<()> {
 }
 
 /// Becomes the proxy: Ctrl-C, signals and the exit code are then its own.
-fn serve(program: &Path, config: Option<&Path>, store: Option<&str>) -> Result<ExitCode> {
+fn serve(program: &Path, config: Option<&Path>, args: &Args) -> Result<ExitCode> {
     let mut proxy = Command::new(program);
     proxy.arg("serve");
     if let Some(config) = config {
         proxy.arg("--config").arg(config);
     }
-    if let Some(store) = store {
+    if let Some(store) = &args.store {
         proxy.env("LOCKKEEPER_STORE_URL", store);
+    }
+    if let Some(authorities) = &args.store_ca {
+        proxy.env("LOCKKEEPER_STORE_TLS_CA", authorities);
     }
     Err(proxy.exec()).with_context(|| format!("cannot start {}", program.display()))
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::config::Fault;
 use crate::mysql::OpenError;
 use crate::mysql::managed::ManagedError;
-use crate::net::TlsError;
+use crate::pem::TlsError;
 use crate::policy::{EngineError, Rejection};
 
 /// Why the proxy cannot start.
@@ -27,6 +27,9 @@ pub enum StartError {
     /// The certificate or the key of a listener cannot be used.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
+    /// The certificates for the connections to the store cannot be used.
+    #[error("store.tls: {0}")]
+    StoreTls(TlsError),
     /// The file of principals and roles has faults.
     #[error("{}", lines(.0))]
     Auth(Vec<Fault>),
@@ -61,7 +64,8 @@ pub enum StartError {
 impl StartError {
     /// Whether [`check`](super::check) would have found the error.
     pub fn is_fault_of_the_configuration(&self) -> bool {
-        matches!(self, StartError::Tls(_) | StartError::Auth(_) | StartError::Policies(_))
+        use StartError::{Auth, Policies, StoreTls, Tls};
+        matches!(self, Tls(_) | StoreTls(_) | Auth(_) | Policies(_))
     }
 }
 

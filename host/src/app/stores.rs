@@ -7,7 +7,7 @@ use super::errors::StartError;
 use crate::config::{Config, MemberConfig, ServerChoice};
 use crate::lock::Space;
 use crate::mysql::managed::ManagedServer;
-use crate::mysql::{Advisory, MysqlStore, Row};
+use crate::mysql::{Advisory, ClientTls, MysqlStore, Row};
 use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
@@ -21,11 +21,14 @@ pub struct Stores {
     /// The stores of a quorum, by name.
     members: Vec<(String, Arc<MysqlStore>)>,
     managed: Option<ManagedServer>,
+    /// TLS of all connections, if they have it.
+    pub tls: Option<Arc<ClientTls>>,
 }
 
 impl Stores {
     /// Starts or connects to the servers. An unreachable server is no error: the store's health says so.
     pub async fn open(config: &Config, metrics: &Metrics) -> Result<Stores, StartError> {
+        let tls = load_tls(config)?;
         let (managed, urls) = match &config.store.server {
             ServerChoice::Urls(urls) => (None, urls.clone()),
             ServerChoice::Managed(managed) => {
@@ -35,7 +38,8 @@ impl Stores {
             }
         };
         let open = |urls: &[String]| {
-            MysqlStore::open_any(&config.store, urls, config.limits.max_ttl_ms, metrics.clone()).map(Arc::new)
+            let longest_ms = config.limits.max_ttl_ms;
+            MysqlStore::open_any(&config.store, urls, tls.as_ref(), longest_ms, metrics.clone()).map(Arc::new)
         };
         let main = open(&urls)?;
         if let Health::Unavailable { why } = main.health() {
@@ -45,7 +49,7 @@ impl Stores {
         let member =
             |member: &MemberConfig| Ok((member.name.clone(), open(std::slice::from_ref(&member.url))?));
         let members = config.quorum.members.iter().map(member).collect::<Result<_, StartError>>()?;
-        Ok(Stores { main, members, managed })
+        Ok(Stores { main, members, managed, tls })
     }
 
     /// All primitives behind one store.
@@ -77,6 +81,12 @@ impl Stores {
             server.stop().await;
         }
     }
+}
+
+/// TLS towards the servers, if it is configured.
+pub fn load_tls(config: &Config) -> Result<Option<Arc<ClientTls>>, StartError> {
+    let tls = config.store.tls.as_ref().map(ClientTls::load).transpose();
+    tls.map_err(StartError::StoreTls)
 }
 
 fn log_health(health: &Health) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::fault::Location;
 use super::reader::{Section, defaults, resolve};
+use super::store_tls::{StoreTls, check_parameters, remote_address};
 use super::values;
 
 /// How many servers `url` may name.
@@ -15,6 +16,10 @@ const MAX_SERVERS: usize = 16;
 pub struct StoreConfig {
     /// The server to connect to, or to start.
     pub server: ServerChoice,
+    /// TLS towards the servers, other than over a Unix socket. `None`: no connection is encrypted.
+    pub tls: Option<StoreTls>,
+    /// Whether connections to other machines may be plain, because something else encrypts them.
+    pub allow_plaintext: bool,
     /// Connections for acquires and releases, 1 to 64. Keys are assigned to them by hash.
     pub lanes: usize,
     /// Connections for renewals, 1 to 16.
@@ -69,9 +74,12 @@ impl StoreConfig {
     /// Reads `[store]`.
     pub(super) fn read(section: &Section<'_>) -> StoreConfig {
         let managed = ManagedConfig::read(&section.section("managed"));
+        let tls = StoreTls::read(&section.section("tls"));
         let urls = section.texts("url", server_urls).flatten();
         let config = StoreConfig {
             server: urls.map_or(ServerChoice::Managed(managed), ServerChoice::Urls),
+            tls,
+            allow_plaintext: section.boolean("allow_plaintext", false),
             lanes: section.integer("lanes", 1..=64, 1),
             renewal_lanes: section.integer("renewal_lanes", 1..=16, 1),
             batch: section.integer("batch", 1..=2_048, 512),
@@ -83,6 +91,15 @@ impl StoreConfig {
         };
         section.finish();
         config
+    }
+
+    /// The warning that connections to the server of this URL can be read by others, if they can.
+    pub fn plaintext_warning(&self, url: &str) -> Option<String> {
+        let address = remote_address(url).filter(|_| self.tls.is_none() && !self.allow_plaintext)?;
+        Some(format!(
+            "connections to {address} are not encrypted: others on the network can read and change the locks, and can \
+             find out the password; set store.tls.ca, or store.allow_plaintext = true if something else encrypts them"
+        ))
     }
 }
 
@@ -158,6 +175,7 @@ pub(super) fn check_url(text: &str) -> Result<(), String> {
     let opts = mysql_async::Opts::from_url(text).map_err(|error| {
         format!("must be \"managed\" or like mysql://user:pass@host:3306/lockkeeper: {error}")
     })?;
+    check_parameters(text)?;
     match opts.db_name() {
         Some(name) if !name.is_empty() => Ok(()),
         _ => Err("names no database; must be like mysql://user:pass@host:3306/lockkeeper".to_owned()),

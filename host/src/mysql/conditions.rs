@@ -50,7 +50,7 @@ impl Stranger {
     /// # Panics
     /// If the URL cannot be parsed, or the server does not answer.
     pub async fn at(url: &str) -> Stranger {
-        let endpoint = store::read_url(url).expect("the URL is good");
+        let endpoint = store::read_url(url, None).expect("the URL is good");
         Stranger::to(&endpoint.target).await
     }
 

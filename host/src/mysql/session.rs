@@ -7,6 +7,7 @@
 //! | [`preflight`] | the requirements for a server |
 //! | [`schema`] | the tables, which are created when a connection is opened |
 //! | [`fault`] | why an exchange with the server failed, and therefore what to do next |
+//! | [`tls`] | whether and how connections are encrypted |
 //! | [`wire`] | carries the statements to a real or a simulated server |
 
 pub mod fault;
@@ -14,4 +15,5 @@ pub mod link;
 pub mod preflight;
 pub mod schema;
 pub mod spare;
+pub mod tls;
 pub mod wire;

@@ -22,7 +22,8 @@ use super::read::Reader;
 use super::registry::MysqlRegistry;
 use super::session::fault::Fault;
 use super::session::link::Link;
-use super::session::wire::Target;
+use super::session::tls::ClientTls;
+use super::session::wire::{Address, Target};
 use super::sql::PREPARED_ROWS;
 use super::{clean, clock_watch};
 use crate::config::StoreConfig;
@@ -55,11 +56,13 @@ pub struct MysqlStore {
     renewal_lanes: Vec<UnboundedSender<Job>>,
     reader: Arc<Reader>,
     tasks: TaskTracker,
+    /// Connections that others may read, one sentence for each server.
+    plaintext: Vec<String>,
 }
 
 impl MysqlStore {
     /// Starts the lanes and returns at once; [`MysqlStore::ready`] waits until they can be used. `max_ttl_ms`
-    /// is the longest lease that any proxy on this server grants.
+    /// is the longest lease that any proxy on this server grants. No connection is encrypted.
     ///
     /// # Errors
     /// If `url` cannot be parsed.
@@ -72,10 +75,11 @@ impl MysqlStore {
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> Result<MysqlStore, OpenError> {
-        MysqlStore::open_any(config, &[url.to_owned()], max_ttl_ms, metrics)
+        MysqlStore::open_any(config, &[url.to_owned()], None, max_ttl_ms, metrics)
     }
 
-    /// Like [`MysqlStore::open`], but uses the primary of several servers. The first server is preferred.
+    /// Like [`MysqlStore::open`], but uses the primary of several servers. The first server is preferred. With `tls`,
+    /// every connection over TCP is encrypted.
     ///
     /// # Errors
     /// If one of `urls` cannot be parsed, or if there is none.
@@ -85,14 +89,16 @@ impl MysqlStore {
     pub fn open_any(
         config: &StoreConfig,
         urls: &[String],
+        tls: Option<&Arc<ClientTls>>,
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> Result<MysqlStore, OpenError> {
         if urls.is_empty() {
             return Err(OpenError { why: "it names no server".to_owned() });
         }
-        let endpoints = urls.iter().map(|url| read_url(url)).collect::<Result<_, _>>()?;
-        Ok(MysqlStore::start(config, endpoints, max_ttl_ms, metrics))
+        let endpoints = urls.iter().map(|url| read_url(url, tls)).collect::<Result<_, _>>()?;
+        let plaintext = urls.iter().filter_map(|url| config.plaintext_warning(url)).collect();
+        Ok(MysqlStore::start(config, endpoints, plaintext, max_ttl_ms, metrics))
     }
 
     /// Like [`MysqlStore::open_any`], on simulated servers, each with its name.
@@ -111,12 +117,19 @@ impl MysqlStore {
             database: DEFAULT_DATABASE.to_owned(),
             target: Target::Simulated(route),
         };
-        MysqlStore::start(config, servers.into_iter().map(endpoint).collect(), max_ttl_ms, metrics)
+        MysqlStore::start(
+            config,
+            servers.into_iter().map(endpoint).collect(),
+            Vec::new(),
+            max_ttl_ms,
+            metrics,
+        )
     }
 
     fn start(
         config: &StoreConfig,
         endpoints: Vec<Endpoint>,
+        plaintext: Vec<String>,
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> MysqlStore {
@@ -154,7 +167,7 @@ impl MysqlStore {
         }
         let reader = Arc::new(Reader::new(context.clone()));
         let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
-        MysqlStore { context, places, renewal_places, lanes, renewal_lanes, reader, tasks }
+        MysqlStore { context, places, renewal_places, lanes, renewal_lanes, reader, tasks, plaintext }
     }
 
     /// Waits until every lane has a connection, but no longer than `within`. Returns the store's health.
@@ -258,7 +271,9 @@ impl Store for MysqlStore {
 
     fn health(&self) -> Health {
         let mut health = self.context.health.now();
-        if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.context.wait_ms()) {
+        let Health::Ready { warnings, .. } = &mut health else { return health };
+        warnings.extend(self.plaintext.iter().cloned());
+        if let Some(wait_ms) = self.context.wait_ms() {
             warnings.push(format!(
                 "the server has changed: no lease is granted for {} s more, until the leases of the previous server \
                  have ended (limits.max_ttl_ms); renewals and releases continue",
@@ -293,7 +308,7 @@ impl Store for MysqlStore {
 }
 
 /// Parses a URL of `store.url`.
-pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
+pub(super) fn read_url(url: &str, tls: Option<&Arc<ClientTls>>) -> Result<Endpoint, OpenError> {
     let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
     let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();
     let address = match opts.socket() {
@@ -308,7 +323,7 @@ pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
         // One statement for each number of rows.
         .stmt_cache_size(PREPARED_ROWS)
         .into();
-    Ok(Endpoint { target: Target::Address(opts), database, address })
+    Ok(Endpoint { target: Target::Address(Address { opts, tls: tls.cloned() }), database, address })
 }
 
 #[cfg(test)]
@@ -318,8 +333,8 @@ mod tests {
     #[test]
     fn a_store_url_gives_the_server_and_the_database() {
         let read = |url| {
-            let Endpoint { target, database, address } = read_url(url).expect("it is valid");
-            let Target::Address(opts) = target else { panic!("a URL names a real server") };
+            let Endpoint { target, database, address } = read_url(url, None).expect("it is valid");
+            let Target::Address(Address { opts, .. }) = target else { panic!("a URL names a real server") };
             (opts, database, address)
         };
         let (opts, database, address) = read("mysql://u:p@db.example:3307/locks");
@@ -328,7 +343,7 @@ mod tests {
         let (opts, database, address) = read("mysql://root@localhost?socket=/tmp/s");
         assert_eq!((opts.socket(), database.as_str()), (Some("/tmp/s"), DEFAULT_DATABASE));
         assert_eq!(address, "/tmp/s");
-        assert!(read_url("postgres://u@h/d").is_err());
-        assert!(read_url("nonsense").is_err());
+        assert!(read_url("postgres://u@h/d", None).is_err());
+        assert!(read_url("nonsense", None).is_err());
     }
 }

@@ -1,8 +1,6 @@
 //! TLS: the proxy's certificate and key, the certificates of clients, and the handshake.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -10,88 +8,15 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier};
-use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig, ServerConnection};
+use tokio_rustls::rustls::{ServerConfig, ServerConnection};
 use tracing::debug;
 use webpki::EndEntityCert;
 
 use super::Stream;
 use crate::config::TlsFiles;
-
-/// Why a certificate and a key cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TlsError {
-    /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The file is not valid PEM.
-    #[error("{}: this is not PEM: {source}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// The error of the PEM parser.
-        source: pem::Error,
-    },
-    /// The file contains no certificate.
-    #[error("{}: there is no certificate in it", path.display())]
-    NoCertificate {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The certificate chain is refused.
-    #[error("{}: the certificate cannot be used: {source}", path.display())]
-    Certificate {
-        /// The file of the certificate chain.
-        path: PathBuf,
-        /// The error of the TLS library.
-        source: Error,
-    },
-    /// The file contains no unencrypted private key.
-    #[error("{}: there is no private key in it, or it is encrypted", path.display())]
-    NoKey {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The private key is refused.
-    #[error("{}: the private key cannot be used: {source}", path.display())]
-    Key {
-        /// The file of the private key.
-        path: PathBuf,
-        /// The error of the TLS library.
-        source: Error,
-    },
-    /// The file contains no revocation list.
-    #[error("{}: there is no certificate revocation list in it", path.display())]
-    NoRevocationList {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The certificates of clients cannot be verified.
-    #[error("{}: the certificates of clients cannot be verified: {why}", path.display())]
-    ClientVerifier {
-        /// The file of the authorities.
-        path: PathBuf,
-        /// The reason of the TLS library.
-        why: String,
-    },
-    /// The private key does not belong to the certificate.
-    #[error("{}: the key is not that of the certificate in {}", key.display(), cert.display())]
-    Mismatch {
-        /// The file of the private key.
-        key: PathBuf,
-        /// The file of the certificate chain.
-        cert: PathBuf,
-    },
-}
+use crate::pem::{self, PemFile, TlsError};
 
 /// TLS of a listener: 1.2 and 1.3. Its files may be replaced while it is in use.
 pub struct Tls {
@@ -139,19 +64,10 @@ impl Tls {
 }
 
 fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
-    let (cert, key) = (&files.cert, &files.key);
-    let chain = certificates(cert)?;
-    let private = private_key(key)?;
+    let (cert, key) = (PemFile::read(&files.cert)?, PemFile::read(&files.key)?);
     let provider = Arc::new(ring::default_provider());
-    // The key is also loaded here, to tell an invalid key from an invalid certificate.
-    provider
-        .key_provider
-        .load_private_key(private.clone_key())
-        .map_err(|source| TlsError::Key { path: key.into(), source })?;
-    let refused = |source| match source {
-        Error::InconsistentKeys(_) => TlsError::Mismatch { key: key.into(), cert: cert.into() },
-        source => TlsError::Certificate { path: cert.into(), source },
-    };
+    let (chain, private) = pem::identity(&cert, &key, &provider)?;
+    let refused = |source| TlsError::Certificate { path: files.cert.clone(), source };
     let verifier = match &files.client_ca {
         None => Arc::new(NoClientAuth),
         Some(authorities) => client_verifier(authorities, files.crl.as_deref(), &provider)?,
@@ -177,20 +93,11 @@ fn client_verifier(
     revoked: Option<&Path>,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-    let refused = |source| TlsError::Certificate { path: authorities.into(), source };
-    let mut roots = RootCertStore::empty();
-    for authority in certificates(authorities)? {
-        roots.add(authority).map_err(refused)?;
-    }
+    let roots = PemFile::read(authorities)?.authorities()?;
     let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
         .allow_unauthenticated();
     if let Some(path) = revoked {
-        let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
-        let lists = lists.map_err(|source| TlsError::Pem { path: path.into(), source })?;
-        if lists.is_empty() {
-            return Err(TlsError::NoRevocationList { path: path.into() });
-        }
-        verifier = verifier.with_crls(lists);
+        verifier = verifier.with_crls(PemFile::read(path)?.revocation_lists()?);
     }
     verifier
         .build()
@@ -204,28 +111,10 @@ pub(super) fn client_names(connection: &ServerConnection) -> Vec<String> {
     certificate.valid_uri_names().chain(certificate.valid_dns_names()).map(str::to_owned).collect()
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
-    let chain = chain.map_err(|source| TlsError::Pem { path: path.into(), source })?;
-    if chain.is_empty() {
-        return Err(TlsError::NoCertificate { path: path.into() });
-    }
-    Ok(chain)
-}
-
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| match error {
-        pem::Error::NoItemsFound => TlsError::NoKey { path: path.into() },
-        source => TlsError::Pem { path: path.into(), source },
-    })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::Read { path: path.into(), source })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;

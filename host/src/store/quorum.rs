@@ -514,19 +514,25 @@ impl Store for Quorum {
         Box::pin(async move { views::read(&members, patience, &key).await })
     }
 
-    /// Ready if a majority is ready; warns of the members that are not.
+    /// Ready if a majority is ready; warns of the members that are not, and of what the members warn of.
     fn health(&self) -> Health {
-        let mut ready = 0;
-        let mut warnings = Vec::new();
+        let (mut ready, mut gone, mut warnings) = (0, Vec::new(), Vec::new());
         for member in &*self.members {
+            let of_it = |why: String| format!("stores.{}: {why}", member.name);
             match member.store.health() {
-                Health::Ready { .. } => ready += 1,
-                Health::Unavailable { why } => warnings.push(format!("stores.{}: {why}", member.name)),
+                Health::Ready { warnings: more, .. } => {
+                    ready += 1;
+                    warnings.extend(more.into_iter().map(of_it));
+                }
+                Health::Unavailable { why } => gone.push(of_it(why)),
             }
         }
-        match (Count { members: self.members.len() }).is_majority(ready) {
-            true => Health::Ready { server: format!("{ready} of {}", self.members.len()), warnings },
-            false => Health::Unavailable { why: warnings.join("; ") },
+        if !(Count { members: self.members.len() }).is_majority(ready) {
+            return Health::Unavailable { why: gone.join("; ") };
+        }
+        Health::Ready {
+            server: format!("{ready} of {}", self.members.len()),
+            warnings: [gone, warnings].concat(),
         }
     }
 

@@ -10,10 +10,12 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
 
 mod audit;
+mod authority;
 mod command_line;
 mod encrypted;
 mod limits;
 mod rules;
+mod store;
 
 /// A store, a proxy that asks for tokens, and a token for each of its principals.
 struct Secured {

@@ -1,6 +1,7 @@
 //! The requirements for a server, and messages for operators.
 
-use mysql_async::{DriverError, Error};
+use mysql_async::{DriverError, Error, IoError};
+use tokio_rustls::rustls;
 
 use crate::lock::maps::HashMap;
 
@@ -107,7 +108,8 @@ pub fn explain(error: &Error) -> String {
                     "the server has too many connections: raise max_connections, or lower store.lanes"
                 }
                 1044 | 1045 | 1698 | 2059 => {
-                    "the server refuses the account: check user and password in store.url, and its grants"
+                    "the server refuses the account: check user and password in store.url, its grants, and whether it \
+                     needs a certificate (store.tls.cert)"
                 }
                 1142 | 1143 | 1227 | 1370 => {
                     "the account lacks a privilege: it needs SELECT, INSERT, UPDATE, DELETE and, for the \
@@ -116,6 +118,7 @@ pub fn explain(error: &Error) -> String {
                 1049 => "the database does not exist, and the account may not create it",
                 1129 | 1130 => "the server refuses connections from this host",
                 1290 | 1792 | 1836 => READ_ONLY,
+                3159 => "the server demands encrypted connections: set store.tls.ca",
                 1021 | 1114 | 3675 => "the server's disk is full",
                 1053 | 1077 | 1078 | 1079 => "the server is shutting down",
                 1927 | 4031 => "the server closed the connection",
@@ -124,10 +127,28 @@ pub fn explain(error: &Error) -> String {
             };
             format!("{advice} (error {}: {})", server.code, server.message)
         }
-        Error::Io(error) => format!("the MySQL server cannot be reached: {error}"),
+        Error::Driver(DriverError::NoClientSslFlagFromServer) => {
+            "the MySQL server offers no TLS, which store.tls demands: give it a certificate, or remove store.tls".to_owned()
+        }
+        Error::Io(error) => match tls_error(error) {
+            Some(rustls::Error::InvalidCertificate(why)) => {
+                format!("the certificate of the MySQL server is refused (store.tls): {why}")
+            }
+            Some(error) => format!("TLS with the MySQL server fails (store.tls): {error}"),
+            None => format!("the MySQL server cannot be reached: {error}"),
+        },
         Error::Driver(DriverError::ConnectionClosed) => "the MySQL server closed the connection".to_owned(),
         other => other.to_string(),
     }
+}
+
+/// The error of the TLS library, if it is one.
+fn tls_error(error: &IoError) -> Option<&rustls::Error> {
+    let source: &(dyn std::error::Error + 'static) = match error {
+        IoError::Io(error) => error.get_ref()?,
+        IoError::Tls(error) => std::error::Error::source(error)?,
+    };
+    source.downcast_ref()
 }
 
 fn parse_version(number: &str) -> Option<(u32, u32)> {

@@ -2,8 +2,12 @@
 //!
 //! All statements go through here, so that a simulated server can replace a real one.
 
+use std::sync::Arc;
+
 use mysql_async::prelude::{AsQuery, FromRow, Queryable};
 use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Statement, Value};
+
+use super::tls::ClientTls;
 
 #[cfg(any(test, feature = "simulation"))]
 pub use simulated::{Connect, Exchange};
@@ -38,11 +42,30 @@ mod simulated {
 /// Where a server is.
 #[derive(Clone)]
 pub enum Target {
-    /// The connection options of a MySQL or MariaDB server.
-    Address(Opts),
+    /// A MySQL or MariaDB server.
+    Address(Address),
     /// A simulated server.
     #[cfg(any(test, feature = "simulation"))]
     Simulated(simulated::Route),
+}
+
+/// Where a MySQL or MariaDB server is, and how to connect to it.
+#[derive(Clone)]
+pub struct Address {
+    /// The connection options, other than TLS.
+    pub opts: Opts,
+    /// TLS, which a connection over TCP then has.
+    pub tls: Option<Arc<ClientTls>>,
+}
+
+impl Address {
+    /// The connection options as of now.
+    fn builder(&self) -> OptsBuilder {
+        // A Unix socket has no TLS.
+        let tls = self.tls.as_ref().filter(|_| self.opts.socket().is_none());
+        let options = tls.map(|tls| tls.options(self.opts.ip_or_hostname()));
+        OptsBuilder::from_opts(self.opts.clone()).ssl_opts(options)
+    }
 }
 
 /// A connection.
@@ -67,18 +90,17 @@ impl Wire {
     /// Opens a connection.
     pub async fn connect(target: &Target) -> Result<Wire, Error> {
         match target {
-            Target::Address(opts) => Conn::new(opts.clone()).await.map(Wire::Mysql),
+            Target::Address(address) => Conn::new(address.builder()).await.map(Wire::Mysql),
             #[cfg(any(test, feature = "simulation"))]
             Target::Simulated(route) => route.connect().await.map(Wire::Simulated),
         }
     }
 
-    /// Like [`Wire::connect`], but selects no database, which may be missing.
+    /// Like [`Wire::connect`], but selects no database, because it may be missing.
     pub async fn connect_plain(target: &Target) -> Result<Wire, Error> {
         match target {
-            Target::Address(opts) => {
-                let plain = OptsBuilder::from_opts(opts.clone()).db_name(None::<String>);
-                Conn::new(plain).await.map(Wire::Mysql)
+            Target::Address(address) => {
+                Conn::new(address.builder().db_name(None::<String>)).await.map(Wire::Mysql)
             }
             #[cfg(any(test, feature = "simulation"))]
             Target::Simulated(_) => Wire::connect(target).await,

@@ -1,62 +1,9 @@
 //! TLS: the proxy's certificate, the certificates of clients, and what a listener beyond this machine needs.
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
-};
+use rcgen::SanType;
 
+use super::authority::{Authority, localhost};
 use super::*;
-
-/// An authority that signs certificates.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let pem = params.self_signed(&key).unwrap().pem();
-        Authority { pem, issuer: Issuer::new(params, key) }
-    }
-
-    /// A certificate for these names, and its key, both in PEM.
-    fn signs(&self, names: Vec<SanType>, serial: u64) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.subject_alt_names = names;
-        params.serial_number = Some(SerialNumber::from(serial));
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        (certificate.pem(), key.serialize_pem())
-    }
-
-    fn revokes(&self, serial: u64) -> String {
-        let revoked = RevokedCertParams {
-            serial_number: SerialNumber::from(serial),
-            revocation_time: date_time_ymd(2024, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2024, 1, 1),
-            next_update: date_time_ymd(2999, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: vec![revoked],
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(&self.issuer).unwrap().pem().unwrap()
-    }
-}
-
-fn localhost() -> Vec<SanType> {
-    vec![SanType::IpAddress("127.0.0.1".parse().unwrap())]
-}
 
 fn spiffe(name: &str) -> Vec<SanType> {
     vec![SanType::URI(name.try_into().unwrap())]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockkeeper::mysql::managed::ManagedServer;
+use mysql_async::prelude::Queryable;
 use rustix::process::Signal;
 
 use super::{Kind, eventually, free_ports, signal, sql, start_with};
@@ -13,14 +14,21 @@ pub struct Node {
     dir: PathBuf,
     port: u16,
     id: u32,
+    /// More options of the server.
+    options: Vec<String>,
     server: Option<ManagedServer>,
 }
 
 impl Node {
     /// Starts a server. `id` is its number among the servers of the test.
     pub async fn start(kind: Kind, dir: &Path, id: u32) -> Node {
+        Node::start_with(kind, dir, id, Vec::new()).await
+    }
+
+    /// As [`Node::start`], with more options of the server.
+    pub async fn start_with(kind: Kind, dir: &Path, id: u32, options: Vec<String>) -> Node {
         let port = free_ports(1)[0];
-        let mut node = Node { kind, dir: dir.join(format!("node-{id}")), port, id, server: None };
+        let mut node = Node { kind, dir: dir.join(format!("node-{id}")), port, id, options, server: None };
         node.make().await;
         node
     }
@@ -182,6 +190,18 @@ impl Node {
         self.catch_up(source).await;
     }
 
+    /// Ends all sessions of proxies.
+    pub async fn end_sessions(&self) {
+        for row in self.root("SELECT id FROM information_schema.processlist WHERE user='lk'").await {
+            let id: u64 = mysql_async::from_row(row);
+            let mut conn =
+                mysql_async::Conn::from_url(self.server().url()).await.expect("the server answers");
+            // The session may have ended by itself.
+            let _ = conn.query_drop(format!("KILL {id}")).await;
+            conn.disconnect().await.expect("the server says goodbye");
+        }
+    }
+
     /// Runs statements as an administrator.
     pub async fn root(&self, statements: &str) -> Vec<mysql_async::Row> {
         sql(self.server().url(), statements).await
@@ -213,6 +233,7 @@ impl Node {
             }
             .map(str::to_owned),
         );
+        options.extend(self.options.iter().cloned());
         self.server = Some(start_with(self.kind, &self.dir, &options).await);
     }
 
