@@ -18,10 +18,9 @@ use crate::audit::Entry;
 use crate::auth::Rate;
 use crate::config::{EngineLimits, Verb};
 use crate::fleet::Fleet;
-use crate::fronts::routes::{Methods, Route};
+use crate::fronts::routes::{Methods, Needs, Route};
 use crate::fronts::{Access, Admitted, Code, Refusal};
 use crate::http::{self, Handler, Peer, Problem, Request, Response};
-use crate::latest;
 use crate::lock::Key;
 use crate::service::{Principal, Service};
 use crate::telemetry::Metrics;
@@ -65,7 +64,8 @@ pub const ROUTES: &[Route<Call>] = &[
 ];
 
 const fn route(methods: Methods, path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
-    Route { methods, path, call, verbs, counts: true }
+    let needs = if verbs.is_empty() { Needs::Nothing } else { Needs::OneOf(verbs) };
+    Route { methods, path, call, needs, counts: true }
 }
 
 /// The handler of the admin listener.
@@ -81,8 +81,6 @@ pub struct Admin {
     pub engine: EngineLimits,
     /// Who may make which call, and limits on requests.
     pub access: Access,
-    /// The reason why the current configuration file is not used, if it was refused.
-    pub config_refused: latest::Receiver<Option<String>>,
     /// Cancelled at shutdown: the proxy is then still live, but no longer ready.
     pub stop: CancellationToken,
 }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::Unauthenticated;
 use crate::config::{Limits, Verb};
-use crate::fronts::routes::{Methods, Route};
+use crate::fronts::routes::{Methods, Needs, Route};
 use crate::fronts::{Access, Admitted, Refusal};
 use crate::http::{Handler, Kind, Peer, Problem, Request, Response, read_body};
 use crate::service::{Principal, Service};
@@ -72,7 +72,8 @@ pub enum Get {
 pub const ROUTES: &[Route<Call>] = &[
     post("/v1/acquire", Post::Acquire, &[Verb::Acquire]),
     post("/v1/renew", Post::Renew, &[Verb::Acquire]),
-    post("/v1/release", Post::Release, &[Verb::Acquire]),
+    // A client can always give up what it has, even if its right to it was withdrawn.
+    post("/v1/release", Post::Release, &[]),
     post("/v1/hold", Post::Hold, &[Verb::Acquire]),
     post("/v1/once/begin", Post::Begin, &[Verb::Acquire]),
     post("/v1/once/finish", Post::Finish, &[Verb::Acquire]),
@@ -86,11 +87,12 @@ pub const ROUTES: &[Route<Call>] = &[
 
 const fn post(path: &'static str, call: Post, verbs: &'static [Verb]) -> Route<Call> {
     let counts = !matches!(call, Post::Renew | Post::Release | Post::Finish);
-    Route { methods: Methods::Post, path, call: Call::Post(call), verbs, counts }
+    let needs = if verbs.is_empty() { Needs::Credentials } else { Needs::OneOf(verbs) };
+    Route { methods: Methods::Post, path, call: Call::Post(call), needs, counts }
 }
 
 const fn get(path: &'static str, call: Get, verbs: &'static [Verb]) -> Route<Call> {
-    Route { methods: Methods::Get, path, call: Call::Get(call), verbs, counts: true }
+    Route { methods: Methods::Get, path, call: Call::Get(call), needs: Needs::OneOf(verbs), counts: true }
 }
 
 /// The handler of the API's listener.

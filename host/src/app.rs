@@ -85,7 +85,7 @@ impl App {
         net::raise_file_limit();
         let metrics = Metrics::default();
         let auth = principals::load(&config.auth)?;
-        let audit = Audit::open(&config.audit).map_err(|source| {
+        let audit = Audit::open(&config.audit, &metrics).map_err(|source| {
             let path = config.audit.file.clone().unwrap_or_default();
             StartError::Audit { path, source }
         })?;
@@ -141,13 +141,14 @@ impl App {
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
             watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
-        let (config_watcher, config_refused, config_reloads) =
+        let (config_watcher, config_reloads) =
             reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
         let (tls_watcher, tls_changes) =
-            certificates::follow(listeners.tls(), stores.tls.clone()).map_err(StartError::Watch)?;
+            certificates::follow(listeners.tls(), stores.tls.clone(), metrics.clone())
+                .map_err(StartError::Watch)?;
         let (auth_watcher, auth_changes) =
-            principals::follow(&config.auth, auth.clone()).map_err(StartError::Watch)?;
+            principals::follow(&config.auth, auth.clone(), metrics.clone()).map_err(StartError::Watch)?;
         let reloads = [
             vital::spawn("the reload of certificates", tls_changes),
             vital::spawn("the reload of principals", auth_changes),
@@ -167,7 +168,6 @@ impl App {
             metrics: metrics.clone(),
             engine: config.engine.clone(),
             access,
-            config_refused,
             stop: stop.clone(),
         };
         let fronts =

@@ -13,7 +13,6 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 
@@ -30,7 +29,7 @@ mod token;
 
 pub use guesses::Guesses;
 pub use limits::{Counted, OverLimit, Quota, Rate};
-pub use token::{NewToken, Unauthenticated, digest as token_digest, new_token};
+pub use token::{NewToken, Unauthenticated, digest as token_digest, id as token_id, new_token};
 
 use rules::Rules;
 
@@ -58,8 +57,6 @@ struct Current {
     rules: ArcSwap<Rules>,
     /// How often the rules were replaced.
     replaced: latest::Sender<u64>,
-    /// Whether changed rules are not applied.
-    is_refused: AtomicBool,
 }
 
 /// What a request occupies at the address of its client, for as long as the request is in progress. `None` if nothing
@@ -88,13 +85,7 @@ impl Auth {
     /// Applies these rules.
     pub fn new(rules: &AuthRules) -> Auth {
         let rules = ArcSwap::from_pointee(Rules::new(rules, None));
-        Auth {
-            current: Some(Arc::new(Current {
-                rules,
-                replaced: latest::Sender::new(0),
-                is_refused: AtomicBool::new(false),
-            })),
-        }
+        Auth { current: Some(Arc::new(Current { rules, replaced: latest::Sender::new(0) })) }
     }
 
     /// Whether clients need credentials.
@@ -106,7 +97,6 @@ impl Auth {
     /// asked for credentials.
     pub fn replace(&self, rules: &AuthRules) -> bool {
         let Some(current) = &self.current else { return false };
-        current.is_refused.store(false, Relaxed);
         let rules = Rules::new(rules, Some(&current.rules.load()));
         if *current.rules.load().as_ref() == rules {
             return false;
@@ -114,18 +104,6 @@ impl Auth {
         current.rules.store(Arc::new(rules));
         current.replaced.send_modify(|times| *times += 1);
         true
-    }
-
-    /// Notes that the rules of now are not applied, because they have faults.
-    pub fn refuse(&self) {
-        if let Some(current) = &self.current {
-            current.is_refused.store(true, Relaxed);
-        }
-    }
-
-    /// Whether the rules of now are not applied.
-    pub fn is_refused(&self) -> bool {
-        self.current.as_ref().is_some_and(|current| current.is_refused.load(Relaxed))
     }
 
     /// The client that sent a request; `None` if nobody is asked for credentials.
@@ -201,6 +179,12 @@ impl Identity {
     /// Whether the client may do this to the resource, key or policy `on`.
     pub fn may(&self, verb: Verb, on: &str) -> bool {
         self.rules.may(self.principal, verb, on)
+    }
+
+    /// What the names begin with to which the client may do this, in byte order, disjoint. Of the names with these
+    /// beginnings, [`Identity::may`] tells to which.
+    pub fn beginnings(&self, verb: Verb) -> Vec<&str> {
+        self.rules.beginnings(self.principal, verb)
     }
 
     /// Whether the client may do this to anything at all.

@@ -71,7 +71,7 @@ pub struct Options {
         value_name = "URL"
     )]
     pub server: Vec<String>,
-    /// URL of the proxy's admin API, which `policy` and `fleet` use
+    /// URL of the proxy's admin API, which `force`, `policy` and `fleet` use
     #[arg(
         long,
         global = true,
@@ -92,6 +92,9 @@ pub struct Options {
     /// File with the private key (PEM) of the certificate, if it is another file
     #[arg(long, global = true, env = "LOCKKEEPER_KEY_FILE", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
+    /// Send the token to another machine without TLS, and do not warn of it
+    #[arg(long, global = true, env = "LOCKKEEPER_ALLOW_PLAINTEXT")]
+    pub allow_plaintext: bool,
     /// Print answers and failures as JSON. For the logs of `serve`, set `log.format` in config.toml
     #[arg(long, global = true)]
     pub json: bool,
@@ -208,6 +211,17 @@ pub enum ClientCommand {
     Show {
         /// The key of the lock, e.g. orders/42
         name: String,
+    },
+    /// Take a lock away from its holders
+    ///
+    /// For a holder that hangs, or that will not release the lock in time. The holders learn of the loss at their next
+    /// renewal, and the next waiter gets the lock at once. A holder that goes on with its work is only stopped by what
+    /// compares fencing tokens. With `[auth]`, this needs the right `force`.
+    ///
+    /// Example: lockkeeper force orders/42
+    Force {
+        /// The key of the lock, as `lockkeeper ls` prints it
+        key: String,
     },
     /// Print the events of locks until stopped
     ///
@@ -343,6 +357,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Hold(args) => stream::hold(&args, options).await,
         ClientCommand::Ls { prefix, limit } => locks::list(prefix.as_deref(), limit, options).await,
         ClientCommand::Show { name } => locks::show(&name, options).await,
+        ClientCommand::Force { key } => locks::force(&key, options).await,
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
         ClientCommand::Fleet => fleet::show(options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::lock::Instant;
 
+mod format;
+
+pub use format::{rfc3339, rfc3339_us};
+
 /// The current time, on the clock that keeps running while the machine is suspended, because leases on the
 /// server also end during a suspend. If a hypervisor pauses the machine without telling it, this clock stands
 /// still. A holder then counts on its lease for that much longer than the server does, as in any process that

@@ -81,10 +81,11 @@ pub use wildcard::Wildcard;
 use reader::{Document, Section};
 
 /// Environment variables of the command line, which are no keys of the configuration.
-const OTHER_ENV: [&str; 9] = [
+const OTHER_ENV: [&str; 10] = [
     "LOCKKEEPER_SERVER",
     "LOCKKEEPER_ADMIN",
     "LOCKKEEPER_CREDENTIALS_FILE",
+    "LOCKKEEPER_ALLOW_PLAINTEXT",
     "LOCKKEEPER_CA_FILE",
     "LOCKKEEPER_CERT_FILE",
     "LOCKKEEPER_KEY_FILE",

@@ -7,7 +7,7 @@
 //! | why a request has no effect, for any protocol | `refusal`, made of each error in `errors` |
 //! | a refusal as an HTTP problem | `problem` |
 //! | the fields of a JSON body, and their bounds | `fields` |
-//! | lease ids, modes, times | `lease_id`, `mode`, `time` |
+//! | lease ids, modes | `lease_id`, `mode` |
 
 mod admission;
 mod errors;
@@ -17,7 +17,6 @@ pub mod mode;
 mod problem;
 mod refusal;
 pub mod routes;
-pub mod time;
 
 pub use admission::{Access, Admitted};
 pub use refusal::{Code, Hint, Refusal};

@@ -20,10 +20,12 @@ mod policies;
 mod process;
 mod store;
 mod text;
+mod troubles;
 
 pub use logs::init_logs;
 pub use policies::CallTimes;
 pub use text::to_prometheus;
+pub use troubles::Subject;
 
 /// All metrics of the proxy. Cheap to clone.
 #[derive(Clone)]
@@ -48,6 +50,8 @@ pub struct Subjects {
     pub limits: limits::Limits,
     /// Changes of the configuration.
     pub config: config::Config,
+    /// What is wrong now.
+    pub troubles: troubles::Troubles,
     process: process::Process,
 }
 
@@ -73,6 +77,7 @@ impl Default for Metrics {
             guard: guard::Guard::register(ours),
             limits: limits::Limits::register(ours),
             config: config::Config::register(ours),
+            troubles: troubles::Troubles::register(ours),
             process,
             registry,
         }))

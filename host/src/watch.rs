@@ -32,8 +32,9 @@ enum Signal {
     Stop,
 }
 
-/// The changed files: the name of each with its new contents.
-pub type Changes = mpsc::Receiver<(String, Vec<u8>)>;
+/// The changed files: the name of each with its new contents; `None` if the file cannot be read, for example because it
+/// is gone.
+pub type Changes = mpsc::Receiver<(String, Option<Vec<u8>>)>;
 
 /// The watch; it ends when this is dropped.
 pub struct Watcher {
@@ -92,9 +93,10 @@ fn parent(path: &Path) -> PathBuf {
 
 struct Scan {
     files: BTreeMap<String, PathBuf>,
-    seen: BTreeMap<String, [u8; 32]>,
+    /// The digests of the contents that were reported last.
+    seen: BTreeMap<String, Option<[u8; 32]>>,
     max_bytes: usize,
-    changes: mpsc::Sender<(String, Vec<u8>)>,
+    changes: mpsc::Sender<(String, Option<Vec<u8>>)>,
 }
 
 impl Scan {
@@ -109,9 +111,8 @@ impl Scan {
     /// Reports changed files. Fails if the receiver is gone.
     fn scan(&mut self) -> Result<(), ()> {
         for (name, path) in &self.files {
-            // A missing file is not a change.
-            let Ok(contents) = read(path, self.max_bytes) else { continue };
-            let digest = Sha256::digest(&contents).into();
+            let contents = read(path, self.max_bytes).ok();
+            let digest = contents.as_ref().map(|contents| Sha256::digest(contents).into());
             if self.seen.get(name) == Some(&digest) {
                 continue;
             }

@@ -14,15 +14,9 @@ use crate::telemetry;
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
     let trouble = admin.fleet.trouble();
-    let config = admin.config_refused.borrow().clone();
-    let config = config.map(|why| format!("the changed configuration is not used: {why}"));
-    let auth = admin.access.auth.is_refused().then(|| {
-        // Without its faults: nobody is asked for credentials here.
-        "the changed file of principals is not used; the log of the proxy says why".to_owned()
-    });
-    let refused: Vec<String> = config.into_iter().chain(auth).collect();
+    let troubles = admin.metrics.troubles.now();
     let (ready, body) =
-        readiness(&health, trouble, &admin.fleet.policies(), refused, admin.stop.is_cancelled());
+        readiness(&health, trouble, &admin.fleet.policies(), troubles, admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
         response.extensions_mut().insert(Told);
@@ -53,7 +47,7 @@ fn readiness(
     health: &Health,
     fleet: Option<String>,
     policies: &[PolicyStatus],
-    refused: Vec<String>,
+    others: Vec<String>,
     stopping: bool,
 ) -> (bool, Value) {
     let mut reasons = Vec::new();
@@ -72,7 +66,7 @@ fn readiness(
     let troubles = policies
         .iter()
         .filter_map(|policy| Some(format!("policy {}: {}", policy.name, policy.last_error.as_ref()?)));
-    let warnings: Vec<String> = warnings.into_iter().chain(troubles).chain(refused).collect();
+    let warnings: Vec<String> = warnings.into_iter().chain(troubles).chain(others).collect();
     let ready = reasons.is_empty();
     let status = if ready { "ready" } else { "not ready" };
     (ready, json!({"status": status, "reasons": reasons, "store": store, "warnings": warnings}))

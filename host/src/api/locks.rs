@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::clock;
 use crate::config::Limits;
 use crate::fronts::mode::Shown;
-use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::{Origin, StoredValue};
 use crate::lock::{Key, Mode, Primitive};
@@ -155,8 +155,8 @@ impl KeptValue {
     fn listed(kept: &StoredValue) -> KeptValue {
         KeptValue {
             value: None,
-            since: time::rfc3339(kept.since.0),
-            until: (kept.until.0 < u64::MAX).then(|| time::rfc3339(kept.until.0)),
+            since: clock::rfc3339(kept.since.0),
+            until: (kept.until.0 < u64::MAX).then(|| clock::rfc3339(kept.until.0)),
         }
     }
 
@@ -180,8 +180,8 @@ impl From<HolderEntry> for Holder {
             mode: Shown(entry.mode),
             permits_limit,
             token: entry.token.0,
-            since: time::rfc3339(entry.since_us),
-            until: time::rfc3339(entry.until_us),
+            since: clock::rfc3339(entry.since_us),
+            until: clock::rfc3339(entry.until_us),
             left_ms: entry.left_ms,
             levels: entry.levels,
             policy: entry.policy,
@@ -216,7 +216,7 @@ impl From<QueueEntry> for Queued {
 impl From<Decision> for Decided {
     fn from(decision: Decision) -> Decided {
         Decided {
-            at: time::rfc3339(decision.at_us),
+            at: clock::rfc3339(decision.at_us),
             hook: decision.hook,
             by: decision.by.to_string(),
             what: decision.what,

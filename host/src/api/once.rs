@@ -5,9 +5,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::acquire::{self, Granted};
+use crate::clock;
 use crate::config::Limits;
 use crate::fronts::fields::{Fields, kept_value, raw};
-use crate::fronts::{lease_id, time};
+use crate::fronts::lease_id;
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
 use crate::lock::record::StoredValue;
@@ -79,8 +80,8 @@ impl<'a> Done<'a> {
         Ok(Done {
             state: "done",
             outcome: kept_value(kept)?,
-            since: time::rfc3339(kept.since.0),
-            until: time::rfc3339(kept.until.0),
+            since: clock::rfc3339(kept.since.0),
+            until: clock::rfc3339(kept.until.0),
         })
     }
 }

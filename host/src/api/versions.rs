@@ -6,9 +6,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::acquire::labels;
+use crate::clock;
 use crate::config::Limits;
+use crate::fronts::Code;
 use crate::fronts::fields::{Fields, kept_value, raw};
-use crate::fronts::{Code, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::{Mode, Token};
 use crate::service::{AcquireError, Principal, Request, Service};
@@ -33,7 +34,7 @@ pub async fn read(
         key: read.key.as_str(),
         version: read.version.version.0,
         value: kept.map(kept_value).transpose()?,
-        since: kept.map(|kept| time::rfc3339(kept.since.0)),
+        since: kept.map(|kept| clock::rfc3339(kept.since.0)),
         policy: &read.policy,
     };
     Ok(json(&answer))

@@ -12,8 +12,9 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::{Counted, Quota};
+use crate::clock;
 use crate::config::Verb;
-use crate::fronts::{Refusal, time};
+use crate::fronts::Refusal;
 use crate::http::{Body, Kind, Problem, Query, Response};
 use crate::lock::Key;
 use crate::service::{Notice, NoticeKind, Principal, Service};
@@ -140,7 +141,7 @@ fn event(notice: &Notice) -> String {
         "key": notice.key.as_str(),
         "owner": notice.owner,
         "token": notice.token.map_or(0, |token| token.0),
-        "at": time::rfc3339(notice.at_us),
+        "at": clock::rfc3339(notice.at_us),
     });
     format!("event: {name}\ndata: {data}\n\n")
 }

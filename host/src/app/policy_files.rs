@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::fleet::{Fleet, PushError};
 use crate::policy::Digest;
+use crate::watch::Changes;
 
 /// How long a changed file waits for the next try while the store cannot tell which leases are held.
 const RETRY: Duration = Duration::from_secs(1);
@@ -16,14 +16,12 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Makes changed files live, until the watcher is gone. A file that has to wait delays no other file, and newer
 /// contents of the same file replace it. `loaded` has the digests of the components that the proxy was started with,
 /// by policy.
-pub(super) async fn follow(
-    fleet: Fleet,
-    mut loaded: BTreeMap<String, String>,
-    mut changes: mpsc::Receiver<(String, Vec<u8>)>,
-) {
+pub(super) async fn follow(fleet: Fleet, mut loaded: BTreeMap<String, String>, mut changes: Changes) {
     let mut tasks = JoinSet::new();
     let mut latest: BTreeMap<String, AbortHandle> = BTreeMap::new();
     while let Some((name, component)) = changes.recv().await {
+        // A file that is gone changes nothing.
+        let Some(component) = component else { continue };
         // The contents of a file at the start have been loaded already, and the fleet's policy may have replaced
         // them.
         let known = loaded.remove(&name);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::errors::StartError;
 use crate::auth::Auth;
 use crate::config::{AuthConfig, AuthRules, Fault};
+use crate::telemetry::{Metrics, Subject};
 use crate::watch::{Watcher, watch};
 
 /// A larger file is not one of principals and roles.
@@ -34,6 +35,7 @@ pub(super) fn load(config: &AuthConfig) -> Result<Auth, StartError> {
 pub(super) fn follow(
     config: &AuthConfig,
     auth: Auth,
+    metrics: Metrics,
 ) -> io::Result<(Watcher, impl Future<Output = ()> + use<>)> {
     let file = config.file.clone();
     let files: BTreeMap<String, PathBuf> =
@@ -42,14 +44,20 @@ pub(super) fn follow(
     let apply = async move {
         let Some(file) = file else { return };
         // The contents at the start may have changed since they were loaded.
-        let mut seen = None;
+        let mut seen: Option<Vec<Fault>> = None;
         loop {
             tokio::select! {
                 changed = changes.recv() => if changed.is_none() { return },
                 // A fault may be one of the file's mode, which is no change of its contents.
-                () = tokio::time::sleep(RETRY), if auth.is_refused() => {}
+                () = tokio::time::sleep(RETRY), if seen.is_some() => {}
             }
-            match settled(&file).await {
+            let settled = settled(&file).await;
+            let trouble = settled.is_err().then(|| {
+                // Without its faults: nobody is asked for credentials for the readiness.
+                "the changed file of principals is not used; the log of the proxy says why".to_owned()
+            });
+            metrics.troubles.note(Subject::Principals, trouble);
+            match settled {
                 Ok(rules) => {
                     seen = None;
                     if auth.replace(&rules) {
@@ -65,7 +73,6 @@ pub(super) fn follow(
                             "the changed file of principals is not used; the old one stays"
                         );
                     }
-                    auth.refuse();
                     seen = Some(faults);
                 }
             }

@@ -11,8 +11,7 @@ use std::time::Duration;
 use crate::config::{Config, GuardConfig, GuardRoute, naming, process_env};
 use crate::fleet::{Fleet, NotNamed, Renaming};
 use crate::guard::{Change, Guard};
-use crate::latest;
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Subject};
 use crate::watch::{Changes, Watcher, watch};
 
 /// A larger file is not a configuration.
@@ -24,23 +23,19 @@ const RETRY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
-/// Why the changed configuration is not used; `None` if it has no fault.
-pub type Refused = latest::Receiver<Option<String>>;
-
 /// Watches the configuration file that the proxy was started with, if any.
 pub(super) fn watch_routes(
     config: &Config,
     guard: Arc<Guard>,
     fleet: Fleet,
     metrics: Metrics,
-) -> io::Result<(Watcher, Refused, impl Future<Output = ()> + use<>)> {
+) -> io::Result<(Watcher, impl Future<Output = ()> + use<>)> {
     let files: BTreeMap<String, PathBuf> =
         config.file.iter().map(|file| ("config".to_owned(), file.clone())).collect();
     let (watcher, changes) = watch(files, MAX_BYTES)?;
-    let refused = latest::Sender::new(None);
-    let said = refused.subscribe();
-    let running = Running { config: config.clone(), seen: rest(config), guard, fleet, metrics, refused };
-    Ok((watcher, said, running.follow(changes)))
+    let running =
+        Running { config: config.clone(), seen: rest(config), guard, fleet, metrics, refused: None };
+    Ok((watcher, running.follow(changes)))
 }
 
 /// Why a changed configuration is not used.
@@ -69,7 +64,8 @@ struct Running {
     guard: Arc<Guard>,
     fleet: Fleet,
     metrics: Metrics,
-    refused: latest::Sender<Option<String>>,
+    /// Why the changed file is not used.
+    refused: Option<String>,
 }
 
 impl Running {
@@ -77,8 +73,11 @@ impl Running {
         let (mut retry, mut pause) = (None, PAUSE);
         loop {
             tokio::select! {
-                changed = changes.recv() => if changed.is_none() {
-                    return;
+                changed = changes.recv() => match changed {
+                    None => return,
+                    // A file that is gone changes nothing.
+                    Some((_, None)) => continue,
+                    Some((_, Some(_))) => {}
                 },
                 () = tokio::time::sleep(retry.unwrap_or_default()), if retry.is_some() => {}
             }
@@ -90,7 +89,9 @@ impl Running {
             };
             let loaded = loaded.map_err(NotUsed::faults);
             let refused = loaded.as_ref().err().map(|faults| faults.join("; "));
-            let before = self.refused.send_replace(refused.clone());
+            let trouble = refused.as_ref().map(|why| format!("the changed configuration is not used: {why}"));
+            self.metrics.troubles.note(Subject::Configuration, trouble);
+            let before = std::mem::replace(&mut self.refused, refused.clone());
             if before == refused && retry.is_some() {
                 continue;
             }

@@ -140,6 +140,15 @@ impl Rules {
         allow.iter().any(applies) && !deny.iter().any(applies)
     }
 
+    /// What the names begin with that the rules may allow, in byte order. None is the beginning of another one.
+    pub fn beginnings(&self, principal: usize, verb: Verb) -> Vec<&str> {
+        let rules = self.principals[principal].allow.iter().filter(|rule| rule.verbs.contains(&verb));
+        let mut beginnings: Vec<&str> = rules.map(|rule| rule.on.beginning()).collect();
+        beginnings.sort_unstable();
+        beginnings.dedup_by(|next, kept| next.starts_with(&**kept));
+        beginnings
+    }
+
     pub fn may_somewhere(&self, principal: usize, verb: Verb) -> bool {
         // They are about no name, so a rule for some names does not mean them.
         if matches!(verb, Verb::Metrics | Verb::FleetRead) {

@@ -92,13 +92,14 @@ async fn a_removed_token_withdraws_all_rights_of_its_clients() {
 }
 
 #[test]
-fn a_broken_file_is_reported_until_a_good_one_follows() {
+fn the_beginnings_of_names_cover_all_rules_once() {
     let token = new_token();
-    let good = rules(&entry(&token, ""), "");
-    let auth = Auth::new(&good);
-    auth.refuse();
-    assert!(identified(&auth, &token.token).is_ok());
-    assert!(auth.is_refused());
-    auth.replace(&good);
-    assert!(!auth.is_refused());
+    let roles = "allow = [{ do = \"read\", on = \"b/*\" }, { do = \"read\", on = \"a/*/x\" }, { do = \"read\", on = \"b/c/*\" }, \
+                 { do = \"read\", on = \"b\" }, { do = \"watch\", on = \"w/*\" }, { do = \"acquire\" }]";
+    let auth = Auth::new(&rules(&entry(&token, ""), roles));
+    let billing = identified(&auth, &token.token).unwrap();
+    assert_eq!(billing.beginnings(Verb::Read), ["a/", "b"]);
+    assert_eq!(billing.beginnings(Verb::Watch), ["w/"]);
+    assert_eq!(billing.beginnings(Verb::Acquire), [""]);
+    assert_eq!(billing.beginnings(Verb::Force), [""; 0]);
 }

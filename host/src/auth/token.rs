@@ -11,6 +11,8 @@ use crate::random;
 const PREFIX: &str = "lk_";
 const ID_BYTES: usize = 8;
 const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
+/// The longest id that the file of principals accepts.
+const MAX_ID: usize = 32;
 /// No valid token is longer.
 const MAX_BYTES: usize = 256;
 
@@ -47,13 +49,11 @@ pub fn new_token() -> NewToken {
     NewToken { token, id, sha256 }
 }
 
-/// The id of a token; `None` if the text is no token.
-pub(super) fn id(token: &str) -> Option<&str> {
-    if token.len() > MAX_BYTES {
-        return None;
-    }
+/// The id of a token; `None` if the text does not have the form of one. The token may be that of nobody.
+pub fn id(token: &str) -> Option<&str> {
     let (id, _secret) = token.strip_prefix(PREFIX)?.split_once('_')?;
-    Some(id)
+    let is_plain = id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    (token.len() <= MAX_BYTES && (1..=MAX_ID).contains(&id.len()) && is_plain).then_some(id)
 }
 
 /// The SHA-256 of a token.

@@ -1,7 +1,9 @@
 //! A client of the HTTP API.
 
+use std::cell::RefCell;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,14 +19,20 @@ use serde_json::Value;
 
 use super::Options;
 use super::failure::Failure;
-use super::tls;
+use super::{output, tls};
 
 /// A client of one server.
 pub struct Client {
     base: String,
-    /// The header `Authorization`, if there are credentials.
-    credentials: Option<HeaderValue>,
+    credentials: Option<Credentials>,
     http: HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// A token in a file, which only its owner may read.
+struct Credentials {
+    file: PathBuf,
+    /// The header `Authorization`, from the last reading.
+    header: RefCell<HeaderValue>,
 }
 
 /// The time-out of a connection attempt, and of an answer that involves no waiting.
@@ -53,7 +61,12 @@ impl Client {
             .enable_http1()
             .wrap_connector(connector);
         let http = HyperClient::builder(TokioExecutor::new()).build(connector);
-        let credentials = options.credentials_file.as_deref().map(credentials).transpose()?;
+        let credentials = options.credentials_file.as_deref().map(Credentials::read).transpose()?;
+        if credentials.is_some() && !options.allow_plaintext && is_plain_and_remote(&uri) {
+            output::complain(&format!(
+                "the token is sent to {base} unencrypted; use https://, or --allow-plaintext if something else encrypts it"
+            ));
+        }
         Ok(Client { base: base.to_owned(), credentials, http })
     }
 
@@ -109,12 +122,30 @@ impl Client {
         Failure::NoProxy { url: self.base.clone(), why, was_asked: true }
     }
 
+    /// Sends a request. If the token is refused and its file has another one by now, sends the request again.
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Incoming), Failure> {
+        let header = self.credentials.as_ref().map(|credentials| credentials.header.borrow().clone());
+        let answer = self.send_as(header.as_ref(), method.clone(), path, body.clone()).await?;
+        if let ((401, _), Some(credentials), Some(refused)) = (&answer, &self.credentials, &header)
+            && let Some(next) = credentials.other_than(refused)
+        {
+            return self.send_as(Some(&next), method, path, body).await;
+        }
+        Ok(answer)
+    }
+
+    async fn send_as(
+        &self,
+        credentials: Option<&HeaderValue>,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(u16, Incoming), Failure> {
         let mut request = hyper::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
             .header(CONTENT_TYPE, "application/json");
-        if let Some(credentials) = &self.credentials {
+        if let Some(credentials) = credentials {
             request = request.header(AUTHORIZATION, credentials);
         }
         let request = request
@@ -136,8 +167,29 @@ impl Client {
     }
 }
 
-/// The header for the token in a file, which only its owner may read.
-fn credentials(file: &Path) -> Result<HeaderValue, Failure> {
+impl Credentials {
+    fn read(file: &Path) -> Result<Credentials, Failure> {
+        Ok(Credentials { file: file.to_owned(), header: RefCell::new(authorization(file)?) })
+    }
+
+    /// The token in the file, if it is another one than the refused one: tokens are changed while commands run.
+    fn other_than(&self, refused: &HeaderValue) -> Option<HeaderValue> {
+        let found = authorization(&self.file).ok().filter(|found| found != refused)?;
+        self.header.replace(found.clone());
+        Some(found)
+    }
+}
+
+/// Whether others on the network can read what is sent to this URL.
+fn is_plain_and_remote(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default();
+    let address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+    let stays = host == "localhost" || address.is_some_and(|address| address.is_loopback());
+    uri.scheme_str() == Some("http") && !stays
+}
+
+/// The header for the token in a file.
+fn authorization(file: &Path) -> Result<HeaderValue, Failure> {
     let wrong = |what: String| Failure::Usage(format!("the credentials file {}: {what}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
     let mode = std::fs::metadata(file).map_err(|error| wrong(error.to_string()))?.mode();
@@ -202,6 +254,19 @@ mod tests {
         }
         for bad in ["localhost:7070", "ftp://x", "", "http://"] {
             assert!(matches!(Client::new(bad, &Options::default()), Err(Failure::Usage(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_another_machine_can_read_what_is_sent_without_tls() {
+        let is_read = |url: &str| is_plain_and_remote(&url.parse().unwrap());
+        for quiet in ["http://localhost:7070", "http://127.8.8.8", "http://[::1]:7070", "https://a.example"] {
+            assert!(!is_read(quiet), "{quiet}");
+        }
+        for read in
+            ["http://a.example:7070", "http://10.0.0.1", "http://localhost.example", "http://[2001:db8::1]"]
+        {
+            assert!(is_read(read), "{read}");
         }
     }
 

@@ -1,8 +1,10 @@
-//! `acquire`, `renew`, `release`, `ls` and `show`.
+//! `acquire`, `renew`, `release`, `force`, `ls` and `show`.
 
+use bytes::Bytes;
+use hyper::Method;
 use serde_json::{Value, json};
 
-use super::client::{CALL_TIMEOUT, encode_path, encode_query};
+use super::client::{CALL_TIMEOUT, Client, encode_path, encode_query};
 use super::failure::Failure;
 use super::servers::Servers;
 use super::{AcquireArgs, Options, output};
@@ -43,6 +45,24 @@ pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
     } else {
         output::line("released");
     }
+    Ok(())
+}
+
+/// Runs `force`.
+pub async fn force(key: &str, options: &Options) -> Result<(), Failure> {
+    let path = format!("/v1/locks/{}", encode_path(key));
+    let admin = Client::new(&options.admin, options)?;
+    let taken = admin.call(Method::DELETE, &path, Bytes::new(), CALL_TIMEOUT).await?;
+    if options.json {
+        output::json(&taken);
+        return Ok(());
+    }
+    let key = output::shown(&taken["key"]);
+    output::line(&match taken["holders"].as_u64() {
+        Some(0) => format!("{key} had no holder"),
+        Some(1) => format!("{key} was taken from its holder"),
+        _ => format!("{key} was taken from its {} holders", output::shown(&taken["holders"])),
+    });
     Ok(())
 }
 

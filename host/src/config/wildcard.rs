@@ -15,6 +15,11 @@ impl Wildcard {
         &self.0
     }
 
+    /// What each name that matches begins with.
+    pub fn beginning(&self) -> &str {
+        self.0.split('*').next().unwrap_or_default()
+    }
+
     /// Whether the pattern matches the whole name.
     pub fn matches(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');

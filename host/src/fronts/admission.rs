@@ -9,9 +9,9 @@ use base64::engine::general_purpose::STANDARD;
 use hyper::header::AUTHORIZATION;
 
 use super::refusal::{Code, Refusal};
-use super::routes::{Route, find};
+use super::routes::{Needs, Route, find};
 use crate::audit::{Audit, Entry};
-use crate::auth::{Auth, Credentials, Guesses, Identity};
+use crate::auth::{Auth, Credentials, Guesses, Identity, token_id};
 use crate::config::{HttpLimits, Verb};
 use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
 use crate::service::Principal;
@@ -83,12 +83,19 @@ impl Access {
     ) -> Result<(Call, String, Principal), Problem> {
         check_origin(request, &self.http.hosts)?;
         let found = find(routes, request);
-        if let Ok((Route { call, verbs: [], .. }, name)) = found {
+        if let Ok((Route { call, needs: Needs::Nothing, .. }, name)) = found {
             return Ok((call, name, Principal::ANONYMOUS));
         }
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
-            true => self.identify(presented(request, peer)?.credentials(), peer)?,
+            true => {
+                let presented = presented(request, peer)?;
+                let identified = self.identify(presented.credentials(), peer);
+                if let (Err(_), Some(entry)) = (&identified, &mut *entry) {
+                    entry.refused_credential = presented.token_id().map(str::to_owned);
+                }
+                identified?
+            }
             // The header may be meant for a proxy in between.
             false => None,
         };
@@ -104,8 +111,10 @@ impl Access {
         // Before anything else is answered, so that refused requests count as well.
         let counts = !matches!(found, Ok((Route { counts: false, .. }, _)));
         let identity = if counts { identity.in_progress(place).map_err(Refusal::from)? } else { identity };
-        let (Route { call, verbs, .. }, name) = found?;
-        if !verbs.iter().any(|verb| identity.may_somewhere(*verb)) {
+        let (Route { call, needs, .. }, name) = found?;
+        if let Needs::OneOf(verbs) = needs
+            && !verbs.iter().any(|verb| identity.may_somewhere(*verb))
+        {
             let verb = verbs[0].as_str();
             let detail = format!("{} may not {verb} anything", identity.name());
             return Err(Refusal::new(Code::Forbidden, detail).with("verb", verb).into());
@@ -142,7 +151,7 @@ impl Access {
         if kinds.contains(&problem.slug()) {
             entry.on = problem.member("resource").or_else(|| problem.member("on")).map(str::to_owned);
             entry.verdict = format!("{} {}", problem.status_code(), problem.slug());
-            self.audit.note(&entry);
+            self.audit.refused(&entry);
         }
     }
 
@@ -184,7 +193,7 @@ impl Acting {
 
     fn note(&mut self, verdict: String) {
         if let Some(entry) = self.entry.take() {
-            self.audit.note(&Entry { verdict, ..entry });
+            self.audit.ended(&Entry { verdict, ..entry });
         }
     }
 }
@@ -205,6 +214,7 @@ fn entry(front: &'static str, request: &Request, peer: &Peer) -> Entry {
         peer: peer.address.to_string(),
         principal: None,
         credential: None,
+        refused_credential: None,
         request: format!("{} {path}", request.method()),
         verb: None,
         on: None,
@@ -229,6 +239,14 @@ impl Presented<'_> {
             },
             Presented::Names([]) => Credentials::None,
             Presented::Names(names) => Credentials::Certificate(names),
+        }
+    }
+
+    /// The id of the token, if there is one.
+    fn token_id(&self) -> Option<&str> {
+        match self.credentials() {
+            Credentials::Token(token) | Credentials::Password(_, token) => token_id(token),
+            Credentials::None | Credentials::Certificate(_) => None,
         }
     }
 }

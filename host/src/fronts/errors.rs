@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::mode;
 use super::refusal::{Code, Hint, Refusal};
-use super::{mode, time};
 use crate::auth::{OverLimit, Quota, Unauthenticated};
+use crate::clock;
 use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
@@ -109,7 +110,7 @@ fn held_by(holder: &HeldBy) -> Value {
         "owner": holder.owner,
         "mode": mode::Shown(holder.mode).to_value(),
         "token": holder.token.0,
-        "since": time::rfc3339(holder.since.0),
-        "until": time::rfc3339(holder.until.0),
+        "since": clock::rfc3339(holder.since.0),
+        "until": clock::rfc3339(holder.until.0),
     })
 }

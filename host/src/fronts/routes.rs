@@ -14,11 +14,21 @@ pub struct Route<Call> {
     pub path: &'static str,
     /// What serves the path.
     pub call: Call,
-    /// What a client must be allowed to do, on some resource at least: one of these. Empty: nobody is asked for
-    /// credentials. The resource itself is checked where it is known.
-    pub verbs: &'static [Verb],
+    /// What a client needs.
+    pub needs: Needs,
     /// Whether the call counts for the limits of the principal. Calls that keep or give up what a client has do not.
     pub counts: bool,
+}
+
+/// What a client needs for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing: nobody is asked for credentials.
+    Nothing,
+    /// Credentials alone: the call gives up what the client has.
+    Credentials,
+    /// The right to one of these, on some resource at least. The resource itself is checked where it is known.
+    OneOf(&'static [Verb]),
 }
 
 /// The methods that a path takes.

@@ -30,22 +30,30 @@ impl Service {
         limit: usize,
     ) -> Result<LockPage, StoreError> {
         let (mut locks, mut silent) = (Vec::new(), Vec::new());
-        // Without authentication, each key of a page can be read.
-        let page = if principal.identity().is_some() { limit.max(READ_AT_ONCE) } else { limit };
-        loop {
+        let (ranges, page) = match principal.identity() {
+            // Each key of a page can be read.
+            None => (vec![prefix], limit),
+            Some(client) => (readable(&client.beginnings(Verb::Read), &prefix), limit.max(READ_AT_ONCE)),
+        };
+        let mut ranges = ranges.into_iter().peekable();
+        while let Some(range) = ranges.peek() {
             let Page { items, more, unheard } =
-                self.shared.store.list(prefix.clone(), after.clone(), page).await?;
-            after = items.last().map(|last| last.key.clone());
+                self.shared.store.list(range.clone(), after.clone(), page).await?;
             silent.extend(unheard.into_iter().filter(|store| !silent.contains(store)).collect::<Vec<_>>());
             let readable = items.iter().filter(|stored| principal.may(Verb::Read, stored.key.as_str()));
             locks.extend(readable.map(LockEntry::of));
-            // Another page, so that its last key is not the name of a key that the client may not see.
-            if !more || after.is_none() || locks.len() >= limit {
-                let more = more || locks.len() > limit;
+            match items.last() {
+                Some(last) if more => after = Some(last.key.clone()),
+                _ => drop(ranges.next()),
+            }
+            // Otherwise another page, so that its last key is not the name of a key that the client may not see.
+            if locks.len() >= limit {
+                let more = ranges.peek().is_some() || locks.len() > limit;
                 locks.truncate(limit);
                 return Ok(LockPage { locks, more, unheard: silent });
             }
         }
+        Ok(LockPage { locks, more: false, unheard: silent })
     }
 
     /// Shows a key, or a key that the policy of a resource names; `None` if nothing is known of it, or if the client
@@ -79,6 +87,17 @@ impl Service {
     }
 }
 
+/// The prefixes of the keys to read for a list of `prefix`, in byte order, for a client that may only read names with
+/// these beginnings.
+fn readable(beginnings: &[&str], prefix: &str) -> Vec<String> {
+    let both = |beginning: &&str| match (beginning.starts_with(prefix), prefix.starts_with(*beginning)) {
+        (true, _) => Some((*beginning).to_owned()),
+        (false, true) => Some(prefix.to_owned()),
+        (false, false) => None,
+    };
+    beginnings.iter().filter_map(both).collect()
+}
+
 /// The keys that a name may mean: the keys that its policy names for it as a resource, and the name itself in
 /// each space.
 fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
@@ -100,4 +119,21 @@ fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
         keys.extend(Key::new(name).map(|key| key.within(space)).filter(|key| !keys.contains(key)));
     }
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_reads_only_what_the_client_may_read_and_asks_for() {
+        let beginnings = ["a/", "b/x", "c"];
+        let read = |prefix| readable(&beginnings, prefix);
+        assert_eq!(read(""), beginnings);
+        assert_eq!(read("b/"), ["b/x"]);
+        assert_eq!(read("b/xyz"), ["b/xyz"]);
+        assert_eq!(read("d"), [""; 0]);
+        assert_eq!(readable(&[""], "q"), ["q"]);
+        assert_eq!(readable(&[], ""), [""; 0]);
+    }
 }

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::sync::mpsc::Receiver;
-
 use super::*;
 
-fn watched(path: &Path) -> (Watcher, Receiver<(String, Vec<u8>)>) {
+fn watched(path: &Path) -> (Watcher, Changes) {
     watch(BTreeMap::from([("a".to_owned(), path.to_owned())]), 1_000).unwrap()
 }
 
@@ -16,11 +14,32 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-async fn next(changes: &mut Receiver<(String, Vec<u8>)>) -> Vec<u8> {
+async fn change(changes: &mut Changes) -> Option<Vec<u8>> {
     let change = tokio::time::timeout(Duration::from_secs(10), changes.recv()).await;
     let (name, bytes) = change.expect("no change was told").unwrap();
     assert_eq!(name, "a");
     bytes
+}
+
+/// The next contents, after the file may have been missing.
+async fn next(changes: &mut Changes) -> Vec<u8> {
+    loop {
+        if let Some(bytes) = change(changes).await {
+            return bytes;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_gone_is_reported_once_and_again_when_it_is_back() {
+    let (_dir, path) = temporary();
+    std::fs::write(&path, "one").unwrap();
+    let (_watcher, mut changes) = watched(&path);
+    assert_eq!(change(&mut changes).await.as_deref(), Some(b"one".as_slice()));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(change(&mut changes).await, None);
+    std::fs::write(&path, "one").unwrap();
+    assert_eq!(change(&mut changes).await.as_deref(), Some(b"one".as_slice()));
 }
 
 #[tokio::test]

@@ -137,6 +137,16 @@ impl Secured {
     }
 }
 
+/// Whether the metrics show trouble with a subject.
+async fn trouble(secured: &Secured, about: &str) -> f64 {
+    let operator = secured.proxy.admin().with_token(&secured.tokens.operator.token);
+    let metrics = operator.get("/metrics").await.text;
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("lockkeeper_trouble{{about=\"{about}\"}} ")));
+    line.map_or(0.0, |value| value.parse().expect("a number"))
+}
+
 fn is_forbidden(answer: &Response) {
     assert_eq!((answer.status, answer.slug()), (403, "forbidden"), "{}", answer.text);
 }

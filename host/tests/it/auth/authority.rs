@@ -1,9 +1,12 @@
 //! An authority that signs certificates.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
+    date_time_ymd,
 };
+
+use crate::harness::fresh;
 
 /// An authority that signs certificates.
 pub struct Authority {
@@ -18,6 +21,8 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        // With the name of the authority, a certificate would pass for one that has signed itself.
+        params.distinguished_name.push(DnType::CommonName, fresh("authority"));
         let pem = params.self_signed(&key).unwrap().pem();
         Authority { pem, issuer: Issuer::new(params, key) }
     }
@@ -27,6 +32,7 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.subject_alt_names = names;
+        params.distinguished_name.push(DnType::CommonName, fresh("certificate"));
         params.serial_number = Some(SerialNumber::from(serial));
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

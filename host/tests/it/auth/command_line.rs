@@ -1,5 +1,9 @@
 //! Credentials on the command line.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::time::Duration;
+
 use super::*;
 
 fn credentials(secured: &Secured, token: &str, mode: u32) -> PathBuf {
@@ -39,6 +43,94 @@ on_both! {
         let operator = credentials(&secured, &secured.tokens.operator.token, 0o600);
         let (code, said) = output(&secured, &["fleet"], Some(&operator)).await;
         assert_eq!(code, Some(0), "{said}");
+    }
+
+    /// The token is replaced in both files, as README.md describes it, and the first one then ends.
+    async fn a_running_command_goes_on_with_the_next_token(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let file = credentials(&secured, &secured.tokens.billing.token, 0o600);
+        let mut command = lockkeeper();
+        command.args(["run", "--ttl", "2s", "orders/1", "--", "sh", "-c", "echo begun; cat; echo ended"]);
+        command.env("LOCKKEEPER_SERVER", format!("http://{}", secured.proxy.api_address()));
+        command.env("LOCKKEEPER_CREDENTIALS_FILE", &file);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = command.spawn().unwrap();
+        let mut said = BufReader::new(running.stdout.take().unwrap());
+        let said = tokio::task::spawn_blocking(move || {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            assert_eq!(line, "begun\n");
+            said
+        });
+        let mut said = said.await.unwrap();
+
+        let (next, text) = (new_token(), secured.tokens.to_toml());
+        let old = format!("id = \"{}\", sha256 = \"{}\"", secured.tokens.billing.id, secured.tokens.billing.sha256);
+        assert!(text.contains(&old));
+        let both = format!("{old} }}, {{ id = \"{}\", sha256 = \"{}\"", next.id, next.sha256);
+        write(&secured.file(), &text.replace(&old, &both));
+        let client = secured.client(&next);
+        eventually("the next token is known", async || client.get("/v1/locks").await.status == 200).await;
+        credentials(&secured, &next.token, 0o600);
+        let new = format!("id = \"{}\", sha256 = \"{}\"", next.id, next.sha256);
+        write(&secured.file(), &text.replace(&old, &new));
+        eventually("the first token is unknown", async || {
+            secured.billing().get("/v1/locks").await.status == 401
+        })
+        .await;
+        // Longer than the lease: it is renewed with the next token, and only so.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(client.acquire(json!({"resource": "orders/1"})).await.status, 409, "the lock is held");
+        drop(running.stdin.take());
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut rest = String::new();
+            said.read_to_string(&mut rest).unwrap();
+            (rest, running.wait_with_output().unwrap())
+        });
+        let (rest, ended) = ended.await.unwrap();
+        assert_eq!((rest.as_str(), ended.status.code()), ("ended\n", Some(0)), "{ended:?}");
+        assert_eq!(client.acquire(json!({"resource": "orders/1"})).await.status, 200, "it was released");
+    }
+
+    async fn an_operator_takes_a_lock_away(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let lease = secured.billing().lease("orders/1", 60_000).await;
+        let file = credentials(&secured, &secured.tokens.billing.token, 0o600);
+        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        assert!(code == Some(6) && said.contains("force"), "{said}");
+        assert_eq!(secured.billing().renew(&lease).await.status, 200);
+        let file = credentials(&secured, &secured.tokens.operator.token, 0o600);
+        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        assert_eq!((code, said.as_str()), (Some(0), "orders/1 was taken from its holder\n"));
+        assert_eq!(secured.billing().renew(&lease).await.status, 410);
+        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        assert_eq!((code, said.as_str()), (Some(0), "orders/1 had no holder\n"));
+        for _ in 0..2 {
+            let shared = json!({"resource": "orders/a b", "mode": "shared", "ttl_ms": 60_000});
+            assert_eq!(secured.billing().acquire(shared).await.status, 200);
+        }
+        let (code, said) = output(&secured, &["force", "orders/a b", "--json"], Some(&file)).await;
+        let taken: Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!((code, taken), (Some(0), json!({"key": "orders/a b", "holders": 2})));
+        let (code, said) = output(&secured, &["force", "--help"], None).await;
+        assert!(code == Some(0) && said.contains("lockkeeper force orders/42"), "{said}");
+    }
+
+    /// Nobody answers there: the warning comes before.
+    async fn a_token_that_is_sent_unencrypted_causes_a_warning(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let file = credentials(&secured, &secured.tokens.billing.token, 0o600);
+        let port = secured.proxy.api_address().port();
+        let warned = async |host: &str, more: &[&str], file: Option<&Path>| {
+            let server = format!("http://{host}:{port}");
+            let args = [&["ls", "--server", &server], more].concat();
+            output(&secured, &args, file).await.1.contains("unencrypted")
+        };
+        // This machine, under an address that others have as well.
+        assert!(warned("0.0.0.0", &[], Some(&file)).await);
+        assert!(!warned("0.0.0.0", &["--allow-plaintext"], Some(&file)).await);
+        assert!(!warned("0.0.0.0", &[], None).await, "there is no token");
+        assert!(!warned("127.0.0.1", &[], Some(&file)).await);
     }
 
     async fn a_credentials_file_that_others_can_read_is_refused(kind: Kind) {

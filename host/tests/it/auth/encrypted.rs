@@ -123,6 +123,21 @@ on_both! {
         })
         .await;
         assert_ne!(proxy.run(&["ls", "--ca-file", &old, &option, &file]).await.0, Some(0));
+
+        // A certificate that cannot be used is reported, and the one before stays.
+        let cert = std::fs::read_to_string(proxy.path("cert.pem")).unwrap();
+        let warns = async || {
+            let ready = proxy.secured.proxy.admin().get("/ready").await;
+            assert_eq!(ready.status, 200);
+            ready.text.contains("changed certificates are not used")
+        };
+        write(Path::new(&proxy.path("cert.pem")), "nonsense");
+        eventually("the fault is reported", warns).await;
+        assert_eq!(trouble(&proxy.secured, "certificates").await, 1.0);
+        assert_eq!(proxy.run(&["ls", "--ca-file", &new, &option, &file]).await.0, Some(0));
+        write(Path::new(&proxy.path("cert.pem")), &cert);
+        eventually("the fault is gone", async || !warns().await).await;
+        assert_eq!(trouble(&proxy.secured, "certificates").await, 0.0);
     }
 }
 

@@ -1,5 +1,7 @@
 //! The rules on each path of each listener, on leases, on keys, and their changes.
 
+use lockkeeper::fronts::routes::Needs;
+
 use super::*;
 
 /// A request that the path serves, if the client may make it. Its resources belong to `billing`.
@@ -24,14 +26,14 @@ on_both! {
         let lease = secured.billing().lease("orders/1", 60_000).await;
         let id = lease["lease_id"].as_str().unwrap();
         let (api, admin) = (secured.proxy.client(), secured.proxy.admin());
-        let paths = api::ROUTES.iter().map(|route| (&api, route.methods, route.path, route.verbs));
-        let of_admin = admin::ROUTES.iter().map(|route| (&admin, route.methods, route.path, route.verbs));
-        for (listener, methods, path, verbs) in paths.chain(of_admin) {
+        let paths = api::ROUTES.iter().map(|route| (&api, route.methods, route.path, route.needs));
+        let of_admin = admin::ROUTES.iter().map(|route| (&admin, route.methods, route.path, route.needs));
+        for (listener, methods, path, needs) in paths.chain(of_admin) {
             let method = methods.allow().split(',').next().unwrap();
             let body = if method == "GET" { String::new() } else { body(path, id).to_string() };
             let send = async |client: Client| client.send(method, &filled(path), body.clone()).await;
             let nobody = send(listener.clone()).await;
-            if verbs.is_empty() {
+            if needs == Needs::Nothing {
                 assert!(["/live", "/ready"].contains(&path), "{path} asks nobody for credentials");
                 assert_eq!(nobody.status, 200, "{path}: {}", nobody.text);
                 continue;
@@ -198,6 +200,51 @@ on_both! {
         assert_eq!(seen, ["orders/1", "orders/2"]);
     }
 
+    async fn the_pages_of_a_list_have_what_each_rule_of_the_client_allows(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let (other, operator) = (secured.client(&secured.tokens.other), secured.client(&secured.tokens.operator));
+        for (client, resource) in [
+            (&secured.shipping(), "orders/1"),
+            (&operator, "orders/secret"),
+            (&operator, "others"),
+            (&other, "other/2"),
+            (&other, "other/1"),
+            (&secured.shipping(), "orders/2"),
+            (&operator, "a"),
+        ] {
+            client.lease(resource, 60_000).await;
+        }
+        let one = "name = \"billing\"\nroles = [\"orders\"]";
+        let both = "name = \"billing\"\nroles = [\"other\", \"orders\"]";
+        write(&secured.file(), &secured.tokens.to_toml().replace(one, both));
+        let billing = secured.billing();
+        let listed = async |prefix: &str, limit: usize| {
+            let (mut keys, mut after) = (Vec::new(), String::new());
+            loop {
+                let page = billing.get(&format!("/v1/locks?prefix={prefix}&limit={limit}&after={after}")).await.json;
+                let found: Vec<String> = page["locks"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|lock| lock["key"].as_str().unwrap().to_owned())
+                    .collect();
+                assert!(found.len() <= limit, "{page}");
+                keys.extend(found);
+                match page["next"].as_str() {
+                    Some(next) => after = next.to_owned(),
+                    None => return keys,
+                }
+            }
+        };
+        eventually("the rules are applied", async || listed("", 10).await.len() == 4).await;
+        for limit in [1, 2, 3, 4, 100] {
+            assert_eq!(listed("", limit).await, ["orders/1", "orders/2", "other/1", "other/2"], "{limit}");
+            assert_eq!(listed("other", limit).await, ["other/1", "other/2"], "{limit}");
+            assert_eq!(listed("orders/2", limit).await, ["orders/2"], "{limit}");
+            assert_eq!(listed("a", limit).await, [""; 0], "{limit}");
+        }
+    }
+
     async fn stored_values_need_a_right_of_their_own(kind: Kind) {
         let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { primitive = \"version\" }\n";
         let secured = Secured::start(kind, policy).await;
@@ -242,6 +289,30 @@ on_both! {
     }
 
     /// A client that asks too much gets 429, and another one is served.
+    /// The lease belongs to the client, which can give it up. It cannot keep it, and stores nothing under it.
+    async fn a_lease_can_be_released_and_not_renewed_after_the_right_to_it_is_withdrawn(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let lease = secured.billing().lease("orders/1", 60_000).await;
+        let text = secured.tokens.to_toml();
+        let billing = "name = \"billing\"\nroles = [\"orders\"]";
+        assert!(text.contains(billing));
+        write(&secured.file(), &text.replace(billing, "name = \"billing\"\nroles = []"));
+        let client = secured.billing();
+        eventually("the right is withdrawn", async || {
+            client.acquire(json!({"resource": "orders/2"})).await.status == 403
+        })
+        .await;
+        is_forbidden(&client.renew(&lease).await);
+        let finish = json!({"lease_id": lease["lease_id"], "outcome": 1}).to_string();
+        is_forbidden(&client.send("POST", "/v1/once/finish", finish).await);
+        is_forbidden(&secured.shipping().release(&lease).await);
+        let nobody = secured.proxy.client().release(&lease).await;
+        assert_eq!((nobody.status, nobody.slug()), (401, "unauthenticated"));
+        assert_eq!(secured.shipping().acquire(json!({"resource": "orders/1"})).await.status, 409);
+        assert_eq!(client.release(&lease).await.status, 200);
+        secured.shipping().lease("orders/1", 1_000).await;
+    }
+
     async fn a_principal_is_held_to_its_limits(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         let (billing, shipping) = (secured.billing(), secured.shipping());
@@ -286,6 +357,20 @@ on_both! {
         secured.billing().lease("orders/1", 1_000).await;
         write(&secured.file(), &good);
         eventually("the fault is gone", async || !ready().await.text.contains("file of principals")).await;
+    }
+
+    async fn a_file_of_principals_that_is_gone_is_reported(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let text = std::fs::read_to_string(secured.file()).unwrap();
+        std::fs::remove_file(secured.file()).unwrap();
+        let ready = async || secured.proxy.admin().get("/ready").await;
+        eventually("the loss is reported", async || ready().await.text.contains("file of principals")).await;
+        assert_eq!((ready().await.status, trouble(&secured, "principals").await), (200, 1.0));
+        secured.billing().lease("orders/1", 1_000).await;
+        // The same contents.
+        write(&secured.file(), &text);
+        eventually("the file is back", async || !ready().await.text.contains("file of principals")).await;
+        assert_eq!(trouble(&secured, "principals").await, 0.0);
     }
 }
 
