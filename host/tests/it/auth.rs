@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
 
+mod abuse;
 mod audit;
 mod authority;
 mod command_line;
