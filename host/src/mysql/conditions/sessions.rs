@@ -1,10 +1,11 @@
 //! Conditions for locks that depend on sessions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{ANSWERED, Database, ask, granted, granted_in_time, lease, open, says, until};
+use super::database::{ANSWERED, Database, ask, granted, granted_in_time, holders, lease, open, says, until};
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome, Release};
@@ -12,7 +13,7 @@ use crate::lock::{Key, Mode, ServerTime, Space};
 use crate::mysql::sql::NOW_US;
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::store::registry::Registry;
-use crate::store::{Store, contract};
+use crate::store::{Router, Store, contract};
 
 /// When a proxy is no longer a member, the others may count it as gone and use other names for its keys. So
 /// its holders are certain of their locks only while it is a member, and their leases end with the
@@ -140,15 +141,34 @@ pub async fn an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row(dat
     assert!(!(is_granted && is_shared), "{reply:?}");
 }
 
+/// A claim in two stores is granted in the first, and the rest of its group is refused by the second, which
+/// is full. The claim was sent, so its caller undoes it.
+pub async fn a_group_counts_as_sent_although_only_its_first_claim_was_sent(database: &impl Database) {
+    let store = Arc::new(open(database).await);
+    let [(space, advisory), _] = sessions(&store);
+    granted_in_time(&*advisory, within("another", space)).await;
+    let full = Row::new(&store, &StoreConfig { max_queued: 0, ..StoreConfig::default() });
+    let router = Router::new(store.clone(), vec![(space, advisory.into()), (Space::Row, Arc::new(full))]);
+    let claim = contract::claim(&["k"], "me");
+    let keys = [claim.keys[0].clone(), claim.keys[0].clone().within(space)];
+    let next = Op::Acquire(within("k", Space::Row));
+    let (tell, told) = oneshot::channel();
+    let group = vec![Op::Acquire(Claim { keys: keys.into(), ..claim.clone() }), next];
+    router.submit(group, clock::now().plus_ms(5_000), Box::new(|result| drop(tell.send(result))));
+    let error = told.await.expect(ANSWERED).expect_err("there is no place for the row lock");
+    assert_eq!(holders(&store, &claim).await, 1);
+    assert!(error.was_sent(), "{error}");
+}
+
 /// The stores of the primitives whose locks depend on sessions.
-pub(super) fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
+fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
     let config = StoreConfig { batch: 64, max_queued: 1_000, row_connections: 8, ..StoreConfig::default() };
     let (advisory, row) = (Advisory::new(store, &config), Row::new(store, &config));
     [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
 }
 
 /// A claim for a key of this space.
-pub(super) fn within(key: &str, space: Space) -> Claim {
+fn within(key: &str, space: Space) -> Claim {
     let claim = contract::claim(&[key], "me");
     let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();
     Claim { keys: keys.into(), ..claim }
