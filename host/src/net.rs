@@ -159,15 +159,21 @@ async fn accept_all<P: Protocol>(
         let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
         let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
         connections.spawn(async move {
-            if let Some(connection) = open(stream, address, of_address, tls, handshake_deadline, stop).await {
-                protocol.serve(connection).await;
+            let opened = open(stream, address, of_address, tls, handshake_deadline, stop).await;
+            if let Some((connection, refused)) = opened {
+                tokio::select! {
+                    biased;
+                    () = refused => {}
+                    () = protocol.serve(connection) => {}
+                }
             }
             drop(place);
         });
     }
 }
 
-/// Performs the TLS handshake, if there is one. `None` if it fails.
+/// Performs the TLS handshake, if there is one. `None` if it fails. The returned future ends when the client's certificate
+/// is no longer valid.
 async fn open(
     stream: TcpStream,
     address: SocketAddr,
@@ -175,9 +181,9 @@ async fn open(
     tls: Option<Arc<Tls>>,
     handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
-) -> Option<Connection> {
+) -> Option<(Connection, impl Future<Output = ()>)> {
     let mut peer = Peer::new(address, tls.is_some());
-    let stream = match tls {
+    let stream = match &tls {
         None => Stream::Plain(stream),
         // Boxed, so that a connection does not reserve memory for the handshake.
         Some(tls) => tokio::select! {
@@ -186,10 +192,18 @@ async fn open(
         },
     };
     peer.place = of_address;
-    if let Stream::Tls(stream) = &stream {
-        peer.names = tls::client_names(stream.get_ref().1);
-    }
-    Some(Connection { stream, peer, handshake_deadline, stop })
+    let chain = match &stream {
+        Stream::Plain(_) => Vec::new(),
+        Stream::Tls(stream) => tls::client_chain(stream.get_ref().1),
+    };
+    peer.names = tls::client_names(&chain);
+    let refused = async move {
+        match tls {
+            Some(tls) if !chain.is_empty() => tls.until_refused(chain).await,
+            _ => std::future::pending().await,
+        }
+    };
+    Some((Connection { stream, peer, handshake_deadline, stop }, refused))
 }
 
 /// Sends the last bytes to a client, unless too many clients are being told already.

@@ -2,28 +2,41 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier};
-use tokio_rustls::rustls::{ServerConfig, ServerConnection};
+use tokio_rustls::rustls::{Error, ServerConfig, ServerConnection};
 use tracing::debug;
 use webpki::EndEntityCert;
 
 use super::Stream;
 use crate::config::TlsFiles;
+use crate::latest;
 use crate::pem::{self, PemFile, TlsError};
+
+/// How often the certificates of connected clients are verified again, because a certificate may end.
+const VERIFIED_EVERY: Duration = Duration::from_secs(60);
 
 /// TLS of a listener: 1.2 and 1.3. Its files may be replaced while it is in use.
 pub struct Tls {
     files: TlsFiles,
     /// The names of the protocols in the handshake (ALPN), the preferred name first.
     alpn: &'static [&'static [u8]],
-    current: ArcSwap<ServerConfig>,
+    current: latest::Sender<Current>,
+}
+
+/// What the files say.
+#[derive(Clone)]
+struct Current {
+    config: Arc<ServerConfig>,
+    /// Verifies the certificates of clients.
+    clients: Arc<dyn ClientCertVerifier>,
 }
 
 impl Tls {
@@ -32,16 +45,17 @@ impl Tls {
     /// # Errors
     /// [`TlsError`], which names the file.
     pub fn load(files: &TlsFiles, alpn: &'static [&'static [u8]]) -> Result<Arc<Tls>, TlsError> {
-        let current = ArcSwap::from_pointee(server_config(files, alpn)?);
+        let current = latest::Sender::new(Current::read(files, alpn)?);
         Ok(Arc::new(Tls { files: files.clone(), alpn, current }))
     }
 
-    /// Reads the files again. Connections that are open keep what they have agreed on.
+    /// Reads the files again. Open connections keep what they have agreed on, but the certificates of their clients are
+    /// verified again ([`Tls::until_refused`]).
     ///
     /// # Errors
     /// [`TlsError`], which names the file. The listener then keeps its certificates.
     pub fn reload(&self) -> Result<(), TlsError> {
-        self.current.store(Arc::new(server_config(&self.files, self.alpn)?));
+        self.current.send_replace(Current::read(&self.files, self.alpn)?);
         Ok(())
     }
 
@@ -52,7 +66,8 @@ impl Tls {
 
     /// Performs the handshake until `deadline`. If it fails, TLS itself alerts the client.
     pub(super) async fn handshake(&self, stream: TcpStream, deadline: Instant) -> Option<Stream> {
-        let accept = TlsAcceptor::from(self.current.load_full()).accept(stream);
+        let config = Arc::clone(&self.current.borrow().config);
+        let accept = TlsAcceptor::from(config).accept(stream);
         match timeout_at(deadline, accept).await.ok()? {
             Ok(stream) => Some(Stream::Tls(Box::new(stream))),
             Err(error) => {
@@ -61,30 +76,49 @@ impl Tls {
             }
         }
     }
+
+    /// Waits until the certificate of a connected client is no longer valid: it has ended, it was revoked, or its
+    /// authority was removed. The client's certificate is the first one of `chain`.
+    pub(super) async fn until_refused(&self, chain: Vec<CertificateDer<'static>>) {
+        let Some((client, others)) = chain.split_first() else { return };
+        let mut replaced = self.current.subscribe();
+        loop {
+            let Current { config, clients } = replaced.borrow_and_update().clone();
+            let now = config.time_provider.current_time().ok_or(Error::FailedToGetCurrentTime);
+            if let Err(error) = now.and_then(|now| clients.verify_client_cert(client, others, now)) {
+                debug!(%error, "the certificate of a connected client is no longer valid");
+                return;
+            }
+            // Whether the files have changed or the time has passed, the certificate is verified again.
+            let _ = timeout(VERIFIED_EVERY, replaced.changed()).await;
+        }
+    }
 }
 
-fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
-    let (cert, key) = (PemFile::read(&files.cert)?, PemFile::read(&files.key)?);
-    let provider = Arc::new(ring::default_provider());
-    let (chain, private) = pem::identity(&cert, &key, &provider)?;
-    let refused = |source| TlsError::Certificate { path: files.cert.clone(), source };
-    let verifier = match &files.client_ca {
-        None => Arc::new(NoClientAuth),
-        Some(authorities) => client_verifier(authorities, files.crl.as_deref(), &provider)?,
-    };
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(refused)?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, private)
-        .map_err(refused)?;
-    if files.client_ca.is_some() {
-        // A resumed session would skip the verification of the client's certificate.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
+impl Current {
+    fn read(files: &TlsFiles, alpn: &[&[u8]]) -> Result<Current, TlsError> {
+        let (cert, key) = (PemFile::read(&files.cert)?, PemFile::read(&files.key)?);
+        let provider = Arc::new(ring::default_provider());
+        let (chain, private) = pem::identity(&cert, &key, &provider)?;
+        let refused = |source| TlsError::Certificate { path: files.cert.clone(), source };
+        let clients = match &files.client_ca {
+            None => Arc::new(NoClientAuth),
+            Some(authorities) => client_verifier(authorities, files.crl.as_deref(), &provider)?,
+        };
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(refused)?
+            .with_client_cert_verifier(Arc::clone(&clients))
+            .with_single_cert(chain, private)
+            .map_err(refused)?;
+        if files.client_ca.is_some() {
+            // A resumed session would skip the verification of the client's certificate.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        Ok(Current { config: Arc::new(config), clients })
     }
-    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    Ok(config)
 }
 
 /// Verifies the certificates of clients. A client without a certificate is accepted: it may have a token.
@@ -104,10 +138,18 @@ fn client_verifier(
         .map_err(|source| TlsError::ClientVerifier { path: authorities.into(), why: source.to_string() })
 }
 
-/// The URIs and DNS names of the client's certificate, which was verified in the handshake.
-pub(super) fn client_names(connection: &ServerConnection) -> Vec<String> {
-    let Some(certificate) = connection.peer_certificates().and_then(<[_]>::first) else { return Vec::new() };
-    let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Vec::new() };
+/// The certificate of the client, which was verified in the handshake, and then those between it and its authority. Empty
+/// if the client has none.
+pub(super) fn client_chain(connection: &ServerConnection) -> Vec<CertificateDer<'static>> {
+    let chain = connection.peer_certificates().unwrap_or_default();
+    chain.iter().map(|certificate| certificate.clone().into_owned()).collect()
+}
+
+/// The URIs and DNS names of the client's certificate, the first one of `chain`.
+pub(super) fn client_names(chain: &[CertificateDer<'_>]) -> Vec<String> {
+    let Some(certificate) = chain.first().and_then(|first| EndEntityCert::try_from(first).ok()) else {
+        return Vec::new();
+    };
     certificate.valid_uri_names().chain(certificate.valid_dns_names()).map(str::to_owned).collect()
 }
 

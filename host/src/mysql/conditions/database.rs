@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::num::NonZero;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -48,7 +47,7 @@ impl Stranger {
 
     /// Connects to a simulated server.
     #[cfg(any(test, feature = "simulation"))]
-    pub async fn simulated(route: Arc<dyn crate::mysql::session::wire::Connect>) -> Stranger {
+    pub async fn simulated(route: std::sync::Arc<dyn crate::mysql::session::wire::Connect>) -> Stranger {
         Stranger::to(&Target::Simulated(route)).await
     }
 

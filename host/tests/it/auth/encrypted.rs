@@ -1,5 +1,8 @@
 //! TLS: the proxy's certificate, the certificates of clients, and what a listener beyond this machine needs.
 
+use std::process::Command;
+use std::time::Duration;
+
 use rcgen::SanType;
 
 use super::authority::{Authority, localhost};
@@ -59,10 +62,15 @@ impl Encrypted {
         ["--cert-file".to_owned(), path]
     }
 
-    async fn run(&self, args: &[&str]) -> (Option<i32>, String) {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = lockkeeper();
         command.args(args);
         command.env("LOCKKEEPER_SERVER", format!("https://{}", self.secured.proxy.api_address()));
+        command
+    }
+
+    async fn run(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.command(args);
         let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
         let text =
             String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
@@ -138,6 +146,24 @@ on_both! {
         write(Path::new(&proxy.path("cert.pem")), &cert);
         eventually("the fault is gone", async || !warns().await).await;
         assert_eq!(trouble(&proxy.secured, "certificates").await, 0.0);
+    }
+
+    /// The client would renew its lease over the open connection for ever.
+    async fn a_connection_ends_when_the_certificate_of_its_client_is_revoked(kind: Kind) {
+        let proxy = Encrypted::start(kind).await;
+        let (ca, started) = (proxy.path("ca.pem"), proxy.path("started"));
+        let [option, file] = proxy.client(spiffe("spiffe://test/billing"), 2);
+        let run = ["run", "orders/1", "--ttl", "3s", "--ca-file", &ca, &option, &file, "--"];
+        let mut command = proxy.command(&run);
+        command.args(["sh", "-c", &format!("touch {started}; exec sleep 600")]);
+        let mut child = command.spawn().unwrap();
+        eventually("the command runs", async || Path::new(&started).exists()).await;
+        write(Path::new(&proxy.path("crl.pem")), &proxy.authority.revokes(1_000));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(child.try_wait().unwrap(), None, "a list that does not name the certificate ends nothing");
+        write(Path::new(&proxy.path("crl.pem")), &proxy.authority.revokes(2));
+        eventually("the command is stopped", async || child.try_wait().unwrap().is_some()).await;
+        assert_eq!(child.wait().unwrap().code(), Some(114));
     }
 }
 
