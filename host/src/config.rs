@@ -60,7 +60,7 @@ pub use engine::EngineLimits;
 pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
 pub use guard::{
-    Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template,
+    Extension, Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template,
 };
 pub use http::HttpLimits;
 pub use limits::Limits;
@@ -155,7 +155,7 @@ impl Config {
     }
 
     /// Parses and checks the text of a configuration. Faults name `file`, and relative paths start from it.
-    fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
+    pub(crate) fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
         let (table, errors) = DeTable::parse_recoverable(text);
         let document = Document::new(file, text, env);
         for error in &errors {

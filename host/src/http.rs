@@ -38,7 +38,7 @@ use crate::telemetry::Metrics;
 mod activity;
 mod body;
 mod connection;
-mod gate;
+pub(crate) mod gate;
 mod handler;
 mod origin;
 mod peer;
@@ -57,7 +57,7 @@ pub use origin::check as check_origin;
 pub use peer::Peer;
 pub use problem::{Kind, Problem, Told};
 pub use request_id::RequestId;
-pub use target::{Query, decode_path};
+pub use target::{Query, decode_form, decode_path};
 
 use handler::Http;
 use socket::{HTTP1, HTTP2};

@@ -6,9 +6,11 @@
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
 
-use crate::config::{Fit, GuardLock, GuardRoute, Limits, Matched, Part, Template};
-use crate::http::{Kind, Problem};
+use crate::config::{Extension, Fit, GuardLock, GuardRoute, Limits, Matched, Part, Template};
+use crate::http::{Kind, Problem, decode_form};
 use crate::lock::record::HttpView;
+
+mod spelling;
 
 /// The limit of what a policy is shown besides the body. It is stored with the lease while the lease lasts.
 const MAX_BYTES: usize = 8_192;
@@ -26,10 +28,13 @@ pub struct Asked {
 
 /// Finds the index of the first route that matches, and the values that its path pattern captured.
 ///
+/// A path may have several readings (see [`spelling`]). If some application could take the request for one that
+/// another route locks, or that the same route locks by another name, the request is refused.
+///
 /// # Errors
 /// No route matches, or applications may interpret the path in different ways.
 pub fn find<'a>(
-    routes: impl IntoIterator<Item = &'a GuardRoute>,
+    routes: impl IntoIterator<Item = &'a GuardRoute, IntoIter: Clone>,
     parts: &Parts,
 ) -> Result<(usize, Matched), Problem> {
     if parts.method.as_str().contains(char::is_lowercase) {
@@ -37,57 +42,105 @@ pub fn find<'a>(
         return Err(Problem::invalid("method", detail));
     }
     let path = parts.uri.path();
-    if let Some(detail) = never_clear(path) {
+    if let Some(detail) = spelling::fault(path) {
         return Err(Problem::invalid("path", detail));
     }
-    for (at, route) in routes.into_iter().enumerate() {
-        match fits(route, parts, path) {
-            Fit::No => {}
-            Fit::Unclear(name) => {
-                let detail = "is not a whole number as programs write it, but may be read as one";
-                return Err(Problem::invalid(name, detail));
+    let routes = routes.into_iter();
+    let ambiguity = spelling::ambiguity(path);
+    let mut readings = readings(routes.clone(), path, ambiguity)?;
+    let mut found = None;
+    for (at, route) in routes.enumerate().filter(|(_, route)| takes(route, parts)) {
+        let fit = if found.is_none() { fit(route, path) } else { Fit::No };
+        if let Fit::Unclear(name) = fit {
+            let detail = "is not a whole number as programs write it, but may be read as one";
+            return Err(Problem::invalid(name, detail));
+        }
+        check(route, &fit, &mut readings)?;
+        if let Fit::Yes(matched) = fit {
+            if let Some(what) = ambiguity.filter(|_| !route.ambiguous_paths) {
+                return Err(unclear(route, what, AMBIGUOUS_PATHS));
             }
-            Fit::Yes(matched) => {
-                return match ambiguous(path).filter(|_| !route.ambiguous_paths) {
-                    None => Ok((at, matched)),
-                    Some(what) => {
-                        let detail = format!(
-                            "has {what}, which applications read in different ways; the route can allow it with \
-                             ambiguous_paths = \"allow\""
-                        );
-                        Err(Problem::invalid("path", detail))
-                    }
-                };
-            }
+            found = Some((at, matched));
+        }
+        if found.is_some() && readings.is_empty() {
+            break;
         }
     }
-    Err(Problem::not_found(path))
+    found.ok_or_else(|| Problem::not_found(path))
 }
 
-/// Why no route accepts a path, whatever the routes' patterns.
-fn never_clear(path: &str) -> Option<&'static str> {
-    if path.starts_with("//") {
-        Some("begins with `//`, and some applications take what follows for a host")
-    } else if path.contains("%00") {
-        Some("has an encoded NUL, where some applications stop to read")
-    } else if has_dots(path) {
-        Some("a part of the path is `.` or `..`, which would be read in different ways")
-    } else {
-        None
+/// A way in which an application may take a path that differs from the proxy's own.
+struct Reading {
+    path: String,
+    /// The part of the path that can be read like this.
+    of: &'static str,
+    /// Whether it follows from an ambiguous part of the path.
+    is_ambiguous: bool,
+    /// Whether the extension of the path is no part of it.
+    drops_extension: bool,
+}
+
+const AMBIGUOUS_PATHS: &str = "ambiguous_paths = \"allow\"";
+const EXTENSION: &str = "extension = \"ignore\" or \"exact\"";
+
+/// The readings of a path that a route may have to refuse.
+fn readings<'a>(
+    mut routes: impl Iterator<Item = &'a GuardRoute> + Clone,
+    path: &str,
+    ambiguity: Option<&'static str>,
+) -> Result<Vec<Reading>, Problem> {
+    // If no route allows ambiguous paths, the route that matches refuses the path. If all routes do, none refuses it.
+    let ambiguity = ambiguity.filter(|_| {
+        let refuses = |route: &GuardRoute| route.lock.is_some() && !route.ambiguous_paths;
+        routes.clone().any(refuses) && routes.any(|route| route.ambiguous_paths)
+    });
+    if ambiguity.is_some() && path.len() > spelling::MAX_AMBIGUOUS_BYTES {
+        let bound = spelling::MAX_AMBIGUOUS_BYTES;
+        let detail =
+            format!("has {} bytes; with {} it may have {bound}", path.len(), ambiguity.unwrap_or_default());
+        return Err(Problem::invalid("path", detail).with("bound", bound));
     }
+    let ambiguous = ambiguity.map(|_| spelling::readings(path)).unwrap_or_else(|| [path.to_owned()].into());
+    let mut readings = Vec::new();
+    for reading in ambiguous {
+        let is_ambiguous = reading != path;
+        if let Some(shorter) = spelling::without_extension(&reading) {
+            let of = "an extension";
+            readings.push(Reading { path: shorter, of, is_ambiguous, drops_extension: true });
+        }
+        if is_ambiguous {
+            let of = ambiguity.unwrap_or_default();
+            readings.push(Reading { path: reading, of, is_ambiguous, drops_extension: false });
+        }
+    }
+    Ok(readings)
 }
 
-/// A part of the path that some applications read as data and others as a separator.
-fn ambiguous(path: &str) -> Option<&'static str> {
-    const MARKS: [(&str, &str); 6] = [
-        (";", "`;`"),
-        ("%2f", "`%2F`"),
-        ("%2F", "`%2F`"),
-        ("\\", "a backslash"),
-        ("%5c", "`%5C`"),
-        ("%5C", "`%5C`"),
-    ];
-    MARKS.into_iter().find_map(|(mark, name)| path.contains(mark).then_some(name))
+/// Checks the readings of a path whose own reading has this `fit` with a route. What is left are the readings that do
+/// not match the route.
+fn check(route: &GuardRoute, own: &Fit, readings: &mut Vec<Reading>) -> Result<(), Problem> {
+    let mut refused = None;
+    readings.retain(|reading| {
+        let fit = route.path.fit(&reading.path, route.exact_case);
+        let may_be_any = spelling::fault(&reading.path).is_some();
+        let is_other = may_be_any || (fit != Fit::No && fit != *own);
+        let is_allowed = (reading.is_ambiguous && route.ambiguous_paths)
+            || (reading.drops_extension && route.extension != Extension::Refuse);
+        if is_other && route.lock.is_some() && !is_allowed {
+            let setting = if reading.is_ambiguous { AMBIGUOUS_PATHS } else { EXTENSION };
+            refused = Some(unclear(route, reading.of, setting));
+        }
+        may_be_any || fit == Fit::No
+    });
+    refused.map_or(Ok(()), Err)
+}
+
+fn unclear(route: &GuardRoute, what: &str, setting: &str) -> Problem {
+    let pattern = &route.path;
+    let detail = format!(
+        "has {what}, which applications read in different ways; the route for {pattern} can allow it with {setting}"
+    );
+    Problem::invalid("path", detail)
 }
 
 /// The known part of a body: what the route lets the policy see, and whether that is the whole body.
@@ -145,42 +198,31 @@ pub fn asked(
     Ok(Asked { resource, labels, http })
 }
 
-fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Fit {
+/// Whether the route is for requests with this method and these headers.
+fn takes(route: &GuardRoute, parts: &Parts) -> bool {
     // Applications answer HEAD like GET.
     let method = match parts.method.as_str() {
         "HEAD" if !route.methods.iter().any(|known| known == "HEAD") => "GET",
         method => method,
     };
     if !route.methods.is_empty() && !route.methods.iter().any(|known| known == method) {
-        return Fit::No;
+        return false;
     }
     let has = |(name, wanted): &(String, Option<String>)| {
         let mut values = parts.headers.get_all(name).iter();
         values.any(|value| wanted.as_ref().is_none_or(|wanted| value.as_bytes() == wanted.as_bytes()))
     };
-    if !route.headers.iter().all(has) {
-        return Fit::No;
-    }
-    route.path.fit(path, route.exact_case)
+    route.headers.iter().all(has)
 }
 
-/// Whether a segment means the current or the parent folder, in any encoding.
-fn has_dots(path: &str) -> bool {
-    let dots = |part: &str| {
-        let part = part.replace("%2e", ".").replace("%2E", ".");
-        // Some applications take the text after a semicolon for a parameter, and only look at the text before it.
-        let name = part.split(';').next().unwrap_or_default();
-        name == "." || name == ".."
+/// How the path, as the proxy reads it for this route, compares with the route's pattern.
+fn fit(route: &GuardRoute, path: &str) -> Fit {
+    let shorter = match route.extension {
+        Extension::Ignore => spelling::without_extension(path),
+        Extension::Refuse | Extension::Exact => None,
     };
-    path.contains(['.', '%']) && path.split(['/', '\\']).flat_map(split_encoded).any(dots)
-}
-
-/// Splits at percent-encoded slashes and backslashes.
-fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
-    part.split("%2f")
-        .flat_map(|part| part.split("%2F"))
-        .flat_map(|part| part.split("%5c"))
-        .flat_map(|part| part.split("%5C"))
+    let shorter = shorter.map(|path| route.path.fit(&path, route.exact_case));
+    shorter.filter(|fit| *fit != Fit::No).unwrap_or_else(|| route.path.fit(path, route.exact_case))
 }
 
 fn view(parts: &Parts, matched: Matched, lock: &GuardLock, body: Vec<u8>) -> Result<HttpView, Problem> {
@@ -272,15 +314,24 @@ fn one<'a>(
 }
 
 /// Whether every reader of the query finds only this value of the name. Some readers split pairs at `;`, ignore case,
-/// or treat `name[]` as the same name.
+/// or treat other names as the same name.
 fn is_only(query: &str, name: &str, value: &str) -> bool {
-    let loose = query.replace(';', "&");
-    let is_alike = |found: &str| {
-        let base = found.split('[').next().unwrap_or_default();
-        base.to_lowercase() == name.to_lowercase()
-    };
-    let mut found = form_urlencoded::parse(loose.as_bytes()).filter(|(found, _)| is_alike(found));
-    found.next().is_some_and(|(_, first)| first == value) && found.next().is_none()
+    let wanted = stem(name);
+    let pairs = query.split(['&', ';']).filter(|pair| !pair.is_empty());
+    let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    // A name that cannot be read exactly may be any name.
+    let mut found = pairs.filter(|(name, _)| decode_form(name).is_none_or(|name| stem(&name) == wanted));
+    found.next().is_some_and(|(_, first)| decode_form(first).is_some_and(|first| first == value))
+        && found.next().is_none()
+}
+
+/// What is left of a parameter's name if it is read as loosely as some applications do: Rack and qs take `name[]` and
+/// `[name]` for it; PHP stops at a NUL, ignores spaces in front, and takes dots and spaces for `_`; ASP.NET ignores case.
+fn stem(name: &str) -> String {
+    let name = name.split('\0').next().unwrap_or_default();
+    let name = name.trim_start_matches(|c: char| c.is_whitespace() || c == '[' || c == ']');
+    let name = name.split(['[', ']']).next().unwrap_or_default().trim_end();
+    name.replace(['.', ' '], "_").to_uppercase().to_lowercase()
 }
 
 fn missing(part: &Part) -> Problem {

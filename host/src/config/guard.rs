@@ -8,7 +8,7 @@ mod route;
 
 pub use lock::{GuardLock, MAX_SEEN_BYTES};
 pub use pattern::{Fit, Matched, Part, PathPattern, Template};
-pub use route::GuardRoute;
+pub use route::{Extension, GuardRoute};
 
 use super::limits::Limits;
 use super::listeners::ListenerConfig;

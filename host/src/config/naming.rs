@@ -15,13 +15,16 @@ pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
             text.push('|');
         }
         for route in &guard.routes {
-            let GuardRoute { methods, path, exact_case, ambiguous_paths, headers, lock, .. } = route;
+            let GuardRoute { methods, path, exact_case, extension, ambiguous_paths, headers, lock, .. } =
+                route;
             let lock = lock.as_ref().map(|lock| {
                 let GuardLock { policy, resource, mode, labels, see_headers, see_body_bytes, caller, .. } =
                     lock;
                 (policy, resource, mode, labels, see_headers, see_body_bytes, caller)
             });
-            text.push_str(&format!("{methods:?}{path}{exact_case}{ambiguous_paths}{headers:?}{lock:?};"));
+            text.push_str(&format!(
+                "{methods:?}{path}{exact_case}{extension:?}{ambiguous_paths}{headers:?}{lock:?};"
+            ));
         }
         text.push_str(&guard.header_rules());
     }

@@ -11,6 +11,11 @@ pub fn decode_path(text: &str) -> Option<String> {
     decode(text, false)
 }
 
+/// Decodes `%xx` and `+`, as in the query of a form. `None` if an escape is invalid or the result is not UTF-8.
+pub fn decode_form(text: &str) -> Option<String> {
+    decode(text, true)
+}
+
 /// The parameters of a query. Each must be known and given at most once.
 #[derive(Debug)]
 pub struct Query {
@@ -23,7 +28,7 @@ impl Query {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let (Some(name), Some(value)) = (decode(name, true), decode(value, true)) else {
+            let (Some(name), Some(value)) = (decode_form(name), decode_form(value)) else {
                 return Err(Problem::invalid("query", format!("`{part}` is not percent-encoded UTF-8")));
             };
             if !known.contains(&name.as_str()) {

@@ -14,6 +14,7 @@ fn route(path: &str, resource: &str) -> GuardRoute {
     GuardRoute {
         methods: Vec::new(),
         exact_case: false,
+        extension: Extension::Exact,
         ambiguous_paths: true,
         path: PathPattern::parse(path).unwrap(),
         headers: Vec::new(),
@@ -122,24 +123,13 @@ fn no_spelling_of_a_dot_segment_has_a_route() {
     }
 }
 
-#[test]
-fn dot_segments_are_found_in_every_spelling() {
-    for path in [
-        "/a/../b",
-        "/a/./b",
-        "/..",
-        "/a/%2e%2E/b",
-        "/a/.%2e",
-        "/a%2f..%2fb",
-        "/a/..;x/b",
-        "/a\\..\\b",
-        "/a/%2e%5c",
-    ] {
-        assert!(has_dots(path), "{path}");
-    }
-    for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {
-        assert!(!has_dots(path), "{path}");
-    }
+/// A route with the default settings.
+fn strict(path: &str) -> GuardRoute {
+    GuardRoute { extension: Extension::Refuse, ambiguous_paths: false, ..route(path, "{path}") }
+}
+
+fn unlocked(path: &str) -> GuardRoute {
+    GuardRoute { lock: None, ..strict(path) }
 }
 
 fn refused(routes: &[GuardRoute], parts: &Parts) -> String {
@@ -151,19 +141,87 @@ fn refused(routes: &[GuardRoute], parts: &Parts) -> String {
 /// A request that an application may take for another request does not reach a route without a lock.
 #[test]
 fn a_path_that_is_read_in_different_ways_is_refused_by_every_route() {
-    let strict = |path| GuardRoute { ambiguous_paths: false, ..route(path, "{path}") };
     let routes = [strict("/orders/{id}/pay"), strict("/{*all}")];
-    for path in ["/orders/42;x/pay", "/orders;x/42/pay", "/orders%2F42/pay", "/a%5cb", "/orders/42/pay;"] {
+    for path in [
+        "/orders/42;x/pay",
+        "/orders;x/42/pay",
+        "/orders%2F42/pay",
+        "/a%5cb",
+        "/orders/42/pay;",
+        "/orders/42%3Bx/pay",
+        "/orders/42/p%2561y",
+    ] {
         assert!(refused(&routes, &parts(path)).contains("ambiguous_paths"), "{path}");
         let allowed = [route("/orders/{id}/pay", "{path}"), route("/{*all}", "{path}")];
         named(&allowed, path);
     }
-    for path in ["//x/orders/42/pay", "//orders/42/pay", "/orders/42%00/pay"] {
+    for path in [
+        "//x/orders/42/pay",
+        "//orders/42/pay",
+        "/orders/42%00/pay",
+        "/orders/42/pay%0A",
+        "/orders/4%u0032/pay",
+        "/orders/42/x%252F%252e%252e/pay",
+    ] {
         refused(&[route("/{*all}", "{path}")], &parts(path));
     }
     assert_eq!(named(&routes, "/ORDERS//42/Pay/"), (0, "/orders/42/pay".to_owned()));
     let exact = [GuardRoute { exact_case: true, ..strict("/orders/{id}/pay") }, strict("/{*all}")];
     assert_eq!(named(&exact, "/ORDERS/42/pay"), (1, "/ORDERS/42/pay".to_owned()));
+}
+
+/// A route that allows ambiguous paths opens no way around a route that does not.
+#[test]
+fn a_path_that_may_be_that_of_a_locked_route_takes_no_other_route() {
+    let open = GuardRoute { ambiguous_paths: true, ..unlocked("/{*all}") };
+    let routes = [strict("/orders/{id}/pay"), open];
+    for path in [
+        "/orders\\42\\pay",
+        "/orders%5C42/pay",
+        "/orders/42%3Bx/pay%3By",
+        "/orders/42/p%2561y",
+        "/orders/;x/pay",
+        "/orders%252F42/pay",
+        "/orders/42/pay%3B.json",
+        "/\\x/orders/42/pay",
+    ] {
+        assert!(refused(&routes, &parts(path)).contains("/orders/{id}/pay"), "{path}");
+    }
+    for path in ["/a;b", "/a%2Fb/c", "/orders;x/42", "/a\\b.js"] {
+        assert_eq!(find(&routes, &parts(path)).unwrap().0, 1, "{path}");
+    }
+    let tasks = GuardRoute { ambiguous_paths: true, ..strict("/tasks/{name}") };
+    let routes_behind = [tasks, strict("/{*all}")];
+    assert_eq!(named(&routes_behind, "/tasks/a%3Bb").0, 0);
+    assert!(
+        refused(&routes_behind, &parts("/tasks/%3Bb")).contains("/{*all}"),
+        "without the parameter it is /tasks"
+    );
+    let long = format!("/a;{}", "b".repeat(spelling::MAX_AMBIGUOUS_BYTES));
+    assert!(refused(&routes, &parts(&long)).contains("2048"));
+}
+
+#[test]
+fn an_extension_does_not_lead_around_a_lock() {
+    let routes = [strict("/orders/{id}/pay"), strict("/orders/{id}"), unlocked("/{*all}")];
+    for path in ["/orders/42/pay.json", "/orders/42.json", "/Orders/42/Pay%2ejson/", "/orders/42/pay."] {
+        assert!(refused(&routes, &parts(path)).contains("extension"), "{path}");
+    }
+    for path in ["/app.js", "/orders.json", "/orders/4.2/pay/now", "/.well-known/x"] {
+        assert_eq!(find(&routes, &parts(path)).unwrap().0, 2, "{path}");
+    }
+    assert_eq!(named(&routes, "/orders/4.2/pay"), (0, "/orders/4.2/pay".to_owned()));
+    let of = |extension| routes.clone().map(|route| GuardRoute { extension, ..route });
+    let ignore = of(Extension::Ignore);
+    assert_eq!(named(&ignore, "/orders/42/pay.json"), (0, "/orders/42/pay".to_owned()));
+    assert_eq!(named(&ignore, "/orders/42.json"), (1, "/orders/42".to_owned()));
+    assert_eq!(named(&[GuardRoute { extension: Extension::Ignore, ..strict("/a.json") }], "/a.json").0, 0);
+    let exact = of(Extension::Exact);
+    assert_eq!(find(&exact, &parts("/orders/42/pay.json")).unwrap().0, 2);
+    assert_eq!(named(&exact, "/orders/42.json"), (1, "/orders/42.json".to_owned()));
+    // The path without its extension is that of a route without a lock.
+    let free = [unlocked("/health"), strict("/{all}")];
+    assert_eq!(named(&free, "/health.json"), (1, "/health.json".to_owned()));
 }
 
 #[test]
@@ -177,7 +235,7 @@ fn a_number_that_has_another_spelling_is_refused() {
     let routes = [route("/orders/{id:int}", "orders/{id}"), route("/{*all}", "{path}")];
     assert_eq!(named(&routes, "/orders/42"), (0, "orders/42".to_owned()));
     assert_eq!(named(&routes, "/orders/new"), (1, "/orders/new".to_owned()));
-    assert!(refused(&routes, &parts("/orders/42.json")).contains("id"));
+    assert!(refused(&routes, &parts("/orders/42.json")).contains("whole number"));
 }
 
 #[test]
@@ -198,7 +256,23 @@ fn an_ambiguous_query_names_no_request() {
     let routes = [route("/items", "{query.sku}")];
     assert_eq!(named(&routes, "/items?sku=A&x=1").1, "A");
     assert_eq!(named(&routes, "/items?sku=A%3BB").1, "A;B");
-    for query in ["sku=A&x=1;sku=B", "sku=A;B", "sku=A&SKU=B", "sku=A&sku[]=B", "sku=A&%73ku=B", "SKU=A"] {
+    assert_eq!(named(&routes, "/items?sku=A&skus=B&x.sku=C&x[sku]=D").1, "A");
+    for query in [
+        "sku=A&x=1;sku=B",
+        "sku=A;B",
+        "sku=A&SKU=B",
+        "sku=A&sku[]=B",
+        "sku=A&%73ku=B",
+        "SKU=A",
+        "sku=A&[sku]=B",
+        "sku=A&sku]=B",
+        "sku=A&%5Bsku=B",
+        "sku=A&sku%00x=B",
+        "sku=A&+sku=B",
+        "sku=A&%u0073ku=B",
+        "sku=%u0041",
+        "sku=%C1%81",
+    ] {
         let parts = parts(&format!("/items?{query}"));
         let (at, matched) = find(&routes, &parts).unwrap();
         let seen = Seen { body: Vec::new(), is_whole: true };

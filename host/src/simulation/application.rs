@@ -21,7 +21,7 @@ use super::check::Work;
 use super::options::Options;
 use super::world::Shared;
 use crate::app::reload;
-use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
+use crate::config::{Extension, GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
 use crate::fleet::Fleet;
 use crate::guard::upstream::simulated::APPLICATION;
 use crate::guard::{Front, Guard};
@@ -113,6 +113,7 @@ pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
         methods: Vec::new(),
         path: PathPattern::parse(&path).unwrap_or_else(|why| panic!("{path}: {why}")),
         exact_case: true,
+        extension: Extension::Refuse,
         ambiguous_paths: false,
         headers: Vec::new(),
         upstreams: vec!["application:80".to_owned()],

@@ -12,6 +12,17 @@ const MAX_UPSTREAMS: usize = 64;
 /// The longest time of a request, in milliseconds.
 const DAY_MS: u64 = 86_400_000;
 
+/// What the extension of the last segment of a path means: the `.json` of `/orders/42/pay.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// A request whose lock depends on it is refused: some applications take it for the format of the answer.
+    Refuse,
+    /// It is no part of the path.
+    Ignore,
+    /// It is a part of the path.
+    Exact,
+}
+
 /// A kind of request, and how the proxy handles it.
 #[derive(Clone, Debug)]
 pub struct GuardRoute {
@@ -22,6 +33,8 @@ pub struct GuardRoute {
     /// Whether the case of letters in the path matters. If it does not, a request cannot avoid its lock by spelling
     /// the path in capital letters.
     pub exact_case: bool,
+    /// What the extension of the last segment means, as in `pay.json`.
+    pub extension: Extension,
     /// Whether to pass on paths that different applications interpret differently.
     pub ambiguous_paths: bool,
     /// Names in lower case; `None` matches any value.
@@ -60,6 +73,12 @@ impl GuardRoute {
             "exact" => Ok(true),
             other => Err(format!("is `{other}`; must be \"ignore\" or \"exact\"")),
         });
+        let extension = matching.parsed("extension", Extension::Refuse, |text, _| match text {
+            "refuse" => Ok(Extension::Refuse),
+            "ignore" => Ok(Extension::Ignore),
+            "exact" => Ok(Extension::Exact),
+            other => Err(format!("is `{other}`; must be \"refuse\", \"ignore\" or \"exact\"")),
+        });
         matching.finish();
         let upstreams = section.texts("upstream", upstream_list);
         if !section.holds("upstream") {
@@ -68,6 +87,7 @@ impl GuardRoute {
         let route = GuardRoute {
             methods,
             exact_case,
+            extension,
             ambiguous_paths: section.parsed("ambiguous_paths", false, |text, _| match text {
                 "refuse" => Ok(false),
                 "allow" => Ok(true),

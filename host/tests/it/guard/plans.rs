@@ -46,7 +46,10 @@ on_both! {
             let answer = client.send("POST", path, "").await;
             assert_eq!((answer.status, answer.slug()), (423, "contended"), "{path}: {}", answer.text);
         }
-        for path in ["/task/7;x", "/task;x/7", "//x/task/7", "/task%2F7", "/task/07", "/task/7.json", "/task/7%00"] {
+        for path in [
+            "/task/7;x", "/task;x/7", "//x/task/7", "/task%2F7", "/task/07", "/task/7.json", "/task/7%00", "/task/7%0A",
+            "/task/%u0037", "/task/%2537", "/task/7%3Bx",
+        ] {
             let answer = client.send("POST", path, "").await;
             assert_eq!((answer.status, answer.slug()), (400, "invalid"), "{path}: {}", answer.text);
         }
