@@ -19,7 +19,7 @@ mod locks;
 mod output;
 mod policy;
 mod servers;
-mod stream;
+pub(crate) mod stream;
 mod tls;
 mod token;
 mod versions;

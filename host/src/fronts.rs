@@ -9,7 +9,7 @@
 //! | the fields of a JSON body, and their bounds | `fields` |
 //! | lease ids, modes | `lease_id`, `mode` |
 
-mod admission;
+pub(crate) mod admission;
 mod errors;
 pub mod fields;
 pub mod lease_id;

@@ -42,12 +42,12 @@ use crate::vital;
 
 mod change;
 mod exchange;
-mod headers;
+pub(crate) mod headers;
 mod health;
 mod idle;
 mod locked;
 mod relay;
-mod replay;
+pub(crate) mod replay;
 mod routes;
 mod socket;
 mod tunnel;

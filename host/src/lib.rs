@@ -24,6 +24,7 @@
 //! | [`random`] | the only source of random numbers |
 //! | `vital` | tasks whose failure ends the process |
 //! | [`coverage`] | branches that the simulation's search has to reach |
+//! | `fuzz` | properties that hold for any input; not part of the program |
 //! | `simulation` | proxies, servers and clients in one thread and in virtual time; not part of the program |
 
 #![warn(missing_docs)]
@@ -39,6 +40,8 @@ pub mod config;
 pub mod coverage;
 pub mod fleet;
 pub mod fronts;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod guard;
 pub mod http;
 pub mod latest;

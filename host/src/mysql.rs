@@ -27,7 +27,7 @@ mod clean;
 mod clock_record;
 mod clock_steps;
 mod clock_watch;
-mod codec;
+pub(crate) mod codec;
 mod context;
 mod failover;
 mod health;
@@ -37,7 +37,7 @@ mod read;
 mod registry;
 mod session;
 mod session_locks;
-mod sql;
+pub(crate) mod sql;
 mod store;
 
 pub use registry::MysqlRegistry;

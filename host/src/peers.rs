@@ -12,7 +12,7 @@ mod client;
 mod known;
 mod places;
 mod server;
-mod wire;
+pub(crate) mod wire;
 
 pub use client::PeerClient;
 pub use server::serve;

@@ -9,7 +9,7 @@ mod budget;
 mod builtin;
 mod check;
 mod engine;
-mod form;
+pub(crate) mod form;
 mod generation;
 mod generations;
 mod hooks;

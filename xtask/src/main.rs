@@ -9,6 +9,7 @@ mod bench;
 mod deny;
 mod dist;
 mod example;
+mod fuzz;
 mod mutate;
 mod paths;
 mod sbom;
@@ -41,6 +42,7 @@ enum Command {
     Sbom(sbom::Args),
     Bench(bench::Args),
     Sim(sim::Args),
+    Fuzz(fuzz::Args),
     Mutate(mutate::Args),
     Example(example::Args),
     Servers(servers::Args),
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Sbom(args) => sbom::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Mutate(args) => mutate::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),

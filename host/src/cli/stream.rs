@@ -212,32 +212,67 @@ fn print(event: &Value, printer: &Printer, as_json: bool) {
 /// Splits a body into lines.
 pub struct Lines {
     body: Incoming,
-    held: Vec<u8>,
+    split: Splitter,
 }
 
 impl Lines {
     /// The lines of `body`.
     pub fn new(body: Incoming) -> Lines {
-        Lines { body, held: Vec::new() }
+        Lines { body, split: Splitter::default() }
     }
 
     /// The next line, or why the connection broke. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<String>, String> {
         loop {
-            if let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
-                let rest = self.held.split_off(end + 1);
-                let line = std::mem::replace(&mut self.held, rest);
-                return Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()));
+            if let Some(line) = self.split.line()? {
+                return Ok(Some(line));
             }
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(format!("the connection broke: {error}")),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.held.extend_from_slice(&data);
+                        self.split.add(&data);
                     }
                 }
             }
         }
+    }
+}
+
+/// The longest line of a stream: more than an event with the longest names has.
+const MAX_LINE: usize = 1 << 20;
+
+/// Splits bytes into lines.
+#[derive(Default)]
+pub struct Splitter {
+    held: Vec<u8>,
+    /// How many of the held bytes are known to have no end of a line.
+    searched: usize,
+}
+
+impl Splitter {
+    /// Adds bytes of a body.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+    }
+
+    /// The next line, without white space at its end. `None` if it is not complete.
+    ///
+    /// # Errors
+    /// The line is longer than any that a proxy sends.
+    pub fn line(&mut self) -> Result<Option<String>, String> {
+        let end = memchr::memchr(b'\n', &self.held[self.searched..]);
+        let Some(end) = end.map(|end| self.searched + end) else {
+            self.searched = self.held.len();
+            return match self.searched > MAX_LINE {
+                true => Err(format!("the proxy sent a line of more than {MAX_LINE} bytes")),
+                false => Ok(None),
+            };
+        };
+        let rest = self.held.split_off(end + 1);
+        let line = std::mem::replace(&mut self.held, rest);
+        self.searched = 0;
+        Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()))
     }
 }

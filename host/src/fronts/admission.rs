@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderMap};
 
 use super::refusal::{Code, Refusal};
 use super::routes::{Needs, Route, find};
@@ -89,7 +89,7 @@ impl Access {
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
             true => {
-                let presented = presented(request, peer)?;
+                let presented = presented(request.headers(), &peer.names)?;
                 let identified = self.identify(presented.credentials(), peer);
                 if let (Err(_), Some(entry)) = (&identified, &mut *entry) {
                     entry.refused_credential = presented.token_id().map(str::to_owned);
@@ -223,14 +223,19 @@ fn entry(front: &'static str, request: &Request, peer: &Peer) -> Entry {
 }
 
 /// What a request has as credentials.
-enum Presented<'a> {
+#[derive(Debug, PartialEq, Eq)]
+pub enum Presented<'a> {
+    /// A token.
     Token(&'a str),
+    /// The pair of a name and a password, as sent.
     Basic(String),
+    /// The names in the certificate of the connection.
     Names(&'a [String]),
 }
 
 impl Presented<'_> {
-    fn credentials(&self) -> Credentials<'_> {
+    /// What identifies the sender.
+    pub fn credentials(&self) -> Credentials<'_> {
         match self {
             Presented::Token(token) => Credentials::Token(token),
             Presented::Basic(pair) => match pair.split_once(':') {
@@ -251,12 +256,16 @@ impl Presented<'_> {
     }
 }
 
-/// The credentials of a request. A header counts more than the certificate of the connection.
-fn presented<'a>(request: &'a Request, peer: &'a Peer) -> Result<Presented<'a>, Refusal> {
+/// The credentials of a request with these headers, on a connection whose certificate has these names. A header counts
+/// more than the certificate.
+///
+/// # Errors
+/// The header is given twice, or is not understood.
+pub fn presented<'a>(headers: &'a HeaderMap, names: &'a [String]) -> Result<Presented<'a>, Refusal> {
     let refused = |detail| Err(Refusal::new(Code::Unauthenticated, detail));
-    let mut values = request.headers().get_all(AUTHORIZATION).iter();
+    let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = match (values.next(), values.next()) {
-        (None, _) => return Ok(Presented::Names(&peer.names)),
+        (None, _) => return Ok(Presented::Names(names)),
         (Some(value), None) => value.to_str().unwrap_or_default(),
         (Some(_), Some(_)) => return refused("there are two headers `Authorization`"),
     };

@@ -162,9 +162,15 @@ impl Recording {
 /// # Errors
 /// The stored answer is not that of a guarded request, is that of another request, or was stored without its body.
 pub fn replay(kept: &StoredValue, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
-    let outcome = match serde_json::from_str::<Outcome>(&kept.value) {
-        Ok(outcome) if kept.origin == Origin::Route => outcome,
-        _ => {
+    let outcome = serde_json::from_str::<Outcome>(&kept.value).ok().filter(|_| kept.origin == Origin::Route);
+    // An interim status ends no request.
+    let status = |outcome: &Outcome| {
+        StatusCode::from_u16(outcome.status).ok().filter(|status| !status.is_informational())
+    };
+    let (outcome, status) = match outcome.and_then(|outcome| status(&outcome).map(|status| (outcome, status)))
+    {
+        Some(found) => found,
+        None => {
             let detail = "it was done before, but not by a guarded request: there is no answer to give";
             return Err(Problem::new(Code::Conflict, detail));
         }
@@ -187,9 +193,13 @@ pub fn replay(kept: &StoredValue, fingerprint: &str, resource: &str) -> Result<R
         (None, None) => Bytes::new(),
     };
     let mut response = Response::new(Body::full(body));
-    *response.status_mut() = StatusCode::from_u16(outcome.status).unwrap_or_default();
+    *response.status_mut() = status;
     let map = response.headers_mut();
     put(map, &outcome.headers);
+    // No answer is kept with such headers, but the store may have been written by hand.
+    headers::strip_hop_by_hop(map);
+    headers::strip_own(map);
+    map.remove(header::CONTENT_LENGTH);
     map.insert(headers::LOCK_REPLAYED, HeaderValue::from_static("true"));
     Ok(response)
 }

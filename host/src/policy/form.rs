@@ -12,7 +12,7 @@ const WIT: &str = include_str!("../../../sdk/wit/policy.wit");
 const PAGE_BYTES: u64 = 65_536;
 
 /// Checks size, kind, memories, imports and exports.
-pub(super) fn check(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
+pub fn check(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
     let (bytes, max) = (component.len(), limits.max_component_bytes);
     if bytes > max {
         return Err(Rejection::TooLarge { max });

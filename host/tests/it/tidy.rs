@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// These modules import everything, and nothing imports them.
-const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
+const TOP: [&str; 6] = ["app", "main", "lib", "simulation", "fuzz", "bin"];
 
 /// The first file of each circle of files that import each other. Each circle should be opened.
 const CIRCLES: [&str; 9] = [
@@ -75,7 +75,7 @@ impl Source {
 fn sources() -> Vec<Source> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
     let mut sources = Vec::new();
-    for folder in ["host", "policies", "sdk", "xtask", "examples"] {
+    for folder in ["host", "policies", "sdk", "xtask", "examples", "fuzz"] {
         collect(top, &top.join(folder), &mut sources);
     }
     // They are generated.
