@@ -18,7 +18,7 @@ use crate::guard::Guard;
 use crate::latest;
 use crate::net;
 use crate::peers::PeerClient;
-use crate::policy::{self, Engine, Policies};
+use crate::policy::{self, Compiler, Engine, Policies};
 use crate::service::{self, Peers, Service};
 use crate::store::registry::PeerSecret;
 use crate::telemetry::Metrics;
@@ -207,6 +207,6 @@ async fn drain(service: &Service, fronts: Vec<JoinHandle<()>>, guard: &Guard) {
 }
 
 fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
-    let engine = Engine::new(&config.engine)?;
+    let engine = Engine::new(&config.engine, Compiler::Child(metrics.clone()))?;
     Policies::load(&engine, &config.policies, &config.limits, metrics).map_err(StartError::Policies)
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, process_env};
+use crate::policy::{COMPILER_COMMAND, CompileArgs, run_compiler};
 
 mod args;
 mod client;
@@ -243,6 +244,9 @@ pub enum ClientCommand {
     /// End a command whose parent process is gone
     #[command(name = command::guard::COMMAND, hide = true)]
     Guard,
+    /// Compile the component on standard input
+    #[command(name = COMPILER_COMMAND, hide = true)]
+    Compile(CompileArgs),
 }
 
 /// A command about versions.
@@ -283,6 +287,9 @@ pub enum VersionCommand {
 pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     if matches!(command, ClientCommand::Guard) {
         return command::guard::run();
+    }
+    if let ClientCommand::Compile(args) = &command {
+        return run_compiler(args);
     }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -362,7 +369,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Fleet => fleet::show(options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,
         ClientCommand::Token(command) => token::run(command, options),
-        ClientCommand::Guard => Ok(()),
+        ClientCommand::Guard | ClientCommand::Compile(_) => Ok(()),
     }
     .map(|()| 0)
 }

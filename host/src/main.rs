@@ -1,6 +1,7 @@
 //! The `lockkeeper` command: arguments → configuration → logs → [`App::build`] → run → timed drain.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +14,9 @@ use lockkeeper::telemetry;
 
 /// Bad usage, or a configuration with faults.
 const EXIT_CONFIG: u8 = 2;
+
+/// How long threads for blocking work may go on after everything else has ended.
+const LAST_THREADS: Duration = Duration::from_secs(1);
 
 /// A worker looks for what has come from the network after so many tasks at the latest. With tokio's 61 cycles on own
 /// keys were 2 % fewer, and what is done once 4 %.
@@ -55,7 +59,14 @@ fn serve(args: &ServeArgs) -> ExitCode {
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)
-        .and_then(|runtime| runtime.block_on(run(config)));
+        .and_then(|runtime| {
+            let has_served = runtime.block_on(run(config))?;
+            if has_served {
+                // A thread may still wait for a policy to be compiled. The process that compiles it ends with this one.
+                runtime.shutdown_timeout(LAST_THREADS);
+            }
+            Ok(())
+        });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -69,7 +80,8 @@ fn serve(args: &ServeArgs) -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+/// Returns whether the proxy has served; if not, it was stopped during its start.
+async fn run(config: Config) -> anyhow::Result<bool> {
     let stop = CancellationToken::new();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let asked_to_stop = async move {
@@ -81,14 +93,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tokio::pin!(asked_to_stop);
     let app = tokio::select! {
         app = App::build(config) => app?,
-        () = &mut asked_to_stop => return Ok(()),
+        () = &mut asked_to_stop => return Ok(false),
     };
     let mut serving = tokio::spawn(app.run(stop.clone()));
     tokio::select! {
         // It could not begin, or a panic ended it.
-        ended = &mut serving => return Ok(ended??),
+        ended = &mut serving => return Ok(ended?.map(|()| true)?),
         () = &mut asked_to_stop => {}
     }
     stop.cancel();
-    Ok(serving.await??)
+    Ok(serving.await?.map(|()| true)?)
 }

@@ -8,6 +8,7 @@ mod bindings;
 mod budget;
 mod builtin;
 mod check;
+mod compiler;
 mod engine;
 pub(crate) mod form;
 mod generation;
@@ -22,6 +23,8 @@ use std::path::PathBuf;
 
 pub use builtin::builtin;
 pub use check::{Report, check_file, load_file};
+pub use compiler::Compiler;
+pub use compiler::child::{COMMAND as COMPILER_COMMAND, CompileArgs, run as run_compiler};
 pub use engine::{Engine, EngineError};
 pub use generation::Generation;
 pub use generations::{ActivePolicy, Policies, Prepared};
@@ -36,6 +39,9 @@ pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
 
 use crate::config::{PolicyConfig, PolicySource};
+
+/// The WIT package of this proxy, with its version.
+const PACKAGE: &str = "lockkeeper:policy@0.1.0";
 
 /// The files of the policies that are loaded from files, by the policy's name.
 pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use lockkeeper::config::Config;
 use lockkeeper::lock::Mode;
-use lockkeeper::policy::{Engine, PlanRequest, Policies};
+use lockkeeper::policy::{Compiler, Engine, PlanRequest, Policies};
 use lockkeeper::telemetry::Metrics;
 
 use crate::report::{Report, Row};
@@ -19,7 +19,7 @@ const TARGET_US: f64 = 10.0;
 /// Measures a decision.
 pub fn measure(report: &mut Report) -> Result<()> {
     let config = Config::default();
-    let engine = Engine::new(&config.engine)?;
+    let engine = Engine::new(&config.engine, Compiler::InProcess)?;
     let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
         .map_err(|rejections| anyhow!("{rejections:?}"))?;
     let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;

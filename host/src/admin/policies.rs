@@ -111,6 +111,9 @@ impl Admin {
             PushError::Busy(why) => {
                 Problem::new(Code::Conflict, why).with("policy", name).retry_after_ms(1_000)
             }
+            PushError::Overloaded(why) => {
+                Problem::new(Kind::OVERLOADED, why).with("policy", name).retry_after_ms(1_000)
+            }
             PushError::Unavailable(why) => {
                 let detail = format!("{why}; the old policy stays, try again");
                 Problem::new(Code::StoreUnavailable, detail).with("policy", name)

@@ -14,7 +14,7 @@ use crate::config::{Config, EngineLimits};
 use crate::fronts::Access;
 use crate::http;
 use crate::net;
-use crate::policy::{Engine, Policies};
+use crate::policy::{Compiler, Engine, Policies};
 use crate::service::{NoPeers, Parts};
 use crate::store::memory::Memory;
 use crate::telemetry::Metrics;
@@ -38,7 +38,7 @@ fn memory() -> Memory {
 fn start_on(memory: &Memory, limits: Limits) -> Proxy {
     let config = Config::default();
     let metrics = Metrics::default();
-    let engine = Engine::new(&EngineLimits::default()).unwrap();
+    let engine = Engine::new(&EngineLimits::default(), Compiler::InProcess).unwrap();
     let policies = Policies::load(&engine, &config.policies, &limits, &metrics).unwrap();
     let service = Service::start(Parts {
         peers: Arc::new(NoPeers),

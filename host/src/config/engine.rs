@@ -1,11 +1,11 @@
-//! `[engine]`: limits on one call of a policy.
+//! `[engine]`: limits on one call of a policy, and on its compilation.
 
 use std::time::Duration;
 
 use super::reader::{Section, defaults};
 use super::values::MAX_DURATION_MS;
 
-/// Limits on one call of a policy.
+/// Limits on one call of a policy, and on its compilation.
 #[derive(Clone, Debug)]
 pub struct EngineLimits {
     /// The approximate number of WebAssembly instructions.
@@ -16,6 +16,10 @@ pub struct EngineLimits {
     pub memory_bytes: usize,
     /// The size limit of a component file.
     pub max_component_bytes: usize,
+    /// The most processor time that the compilation of a component may take.
+    pub compile_time: Duration,
+    /// The most memory that the compilation of a component may use.
+    pub compile_memory_bytes: u64,
     /// The size limit of one answer.
     pub max_answer_bytes: usize,
     /// The most concurrent calls.
@@ -34,6 +38,12 @@ impl EngineLimits {
             time: section.milliseconds("time_ms", 1..=10_000, 10),
             memory_bytes: section.integer("memory_bytes", 65_536..=268_435_456, 16 << 20),
             max_component_bytes: section.integer("max_component_bytes", 1_024..=67_108_864, 2 << 20),
+            compile_time: section.seconds("compile_time_s", 1..=600, 20),
+            compile_memory_bytes: section.integer(
+                "compile_memory_bytes",
+                67_108_864..=17_179_869_184,
+                512 << 20,
+            ),
             max_answer_bytes: section.integer("max_answer_bytes", 1_024..=1_048_576, 65_536),
             instances: section.integer("instances", 1..=1_000, 64),
             faults_to_suspend: section.integer("faults_to_suspend", 1..=1_000_000, 10),

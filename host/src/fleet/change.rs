@@ -50,6 +50,9 @@ pub enum ChangeError {
     /// This proxy refuses the version that a rollback would restore.
     #[error("{0}")]
     Refused(String),
+    /// This proxy cannot check now the version that a rollback would restore.
+    #[error("{0}")]
+    Overloaded(String),
     /// The record of the policy with this name has no previous generation to restore.
     #[error("policy `{0}` has no earlier generation to go back to")]
     NothingToRollBack(String),
@@ -119,6 +122,7 @@ impl Fleet {
         let previous = previous.ok_or_else(|| ChangeError::NothingToRollBack(name.to_owned()))?;
         let prepared = self.prepared(&record, &previous).await.map_err(|trouble| match trouble {
             Trouble::Refused(why) => ChangeError::Refused(why),
+            Trouble::Overloaded(why) => ChangeError::Overloaded(why),
             Trouble::Store(error) => ChangeError::Store(error),
             Trouble::Changed => ChangeError::Superseded,
         })?;

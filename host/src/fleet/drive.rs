@@ -30,6 +30,9 @@ const RETRY: Duration = Duration::from_millis(200);
 pub(super) enum Trouble {
     #[error("{0}")]
     Refused(String),
+    /// The component cannot be checked now, but may be soon.
+    #[error("{0}")]
+    Overloaded(String),
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The next view has the new record.
@@ -505,7 +508,10 @@ impl Fleet {
         let check = move || policies.prepare(&name, &bytes, Some(settings));
         let checked = vital::blocking(check).await;
         let checked = checked.map_err(|error| Trouble::Refused(format!("the check failed: {error}")))?;
-        checked.map_err(|rejection| Trouble::Refused(rejection.to_string()))
+        checked.map_err(|rejection| {
+            let kind = if rejection.is_passing() { Trouble::Overloaded } else { Trouble::Refused };
+            kind(rejection.to_string())
+        })
     }
 }
 

@@ -39,6 +39,8 @@ pub enum PushError {
     Refused(String),
     /// Another change of the policy is in progress.
     Busy(String),
+    /// The component cannot be checked now, but may be soon, with the reason.
+    Overloaded(String),
     /// Nothing is wrong with the component, but it cannot be made live now, with the reason.
     Unavailable(String),
 }
@@ -108,6 +110,7 @@ impl Fleet {
             // No component was refused, so there is nothing to record.
             Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(PushError::Refused(nothing.to_string())),
             Err(busy @ ChangeError::Busy { .. }) => Err(PushError::Busy(busy.to_string())),
+            Err(ChangeError::Overloaded(why)) => Err(PushError::Overloaded(why)),
             Err(error) => Err(PushError::Unavailable(error.to_string())),
         }
     }
@@ -125,6 +128,9 @@ impl Fleet {
     fn refused(&self, name: &str, rejection: &Rejection) -> PushError {
         if self.0.policies.get(name).is_none() {
             return PushError::Unknown;
+        }
+        if rejection.is_passing() {
+            return PushError::Overloaded(rejection.to_string());
         }
         self.0.policies.reject(name, rejection);
         PushError::Refused(rejection.to_string())

@@ -64,8 +64,8 @@ impl Kind {
     /// The body is not declared as JSON.
     pub const UNSUPPORTED_MEDIA_TYPE: Kind =
         Kind::new("unsupported_media_type", 415, "The body must be JSON");
-    /// Too many connections.
-    pub const OVERLOADED: Kind = Kind::new("overloaded", 503, "The proxy has too many connections");
+    /// Too many connections, or too many components to compile.
+    pub const OVERLOADED: Kind = Kind::new("overloaded", 503, "The proxy has too much to do");
     /// Too many connections from one address.
     pub const TOO_MANY_CONNECTIONS: Kind =
         Kind::new("too_many_connections", 429, "The client has too many connections");

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::module::Module;
 use super::{Engine, Fault, Generation, Hook, Rejection, hooks};
-use crate::config::{EngineLimits, Limits};
+use crate::config::Limits;
 use crate::lock::Key;
 use crate::telemetry::Metrics;
 
@@ -38,10 +38,10 @@ pub(super) struct Checked {
 pub fn check_file(
     component: &[u8],
     settings: &Map<String, Value>,
-    engine: &EngineLimits,
+    engine: &Engine,
     limits: &Limits,
 ) -> Result<Report, Rejection> {
-    let checked = checked_file(component, settings, engine, limits)?;
+    let checked = component_with_settings(engine, component, settings, limits)?;
     let module = &checked.module;
     Ok(Report {
         digest: module.digest().to_string(),
@@ -59,21 +59,11 @@ pub fn load_file(
     name: &str,
     component: &[u8],
     settings: &Map<String, Value>,
-    engine: &EngineLimits,
+    engine: &Engine,
     limits: &Limits,
 ) -> Result<Generation, Rejection> {
-    let checked = checked_file(component, settings, engine, limits)?;
+    let checked = component_with_settings(engine, component, settings, limits)?;
     Ok(Generation::new(name, 1, settings.clone(), checked, limits.clone(), Metrics::default()))
-}
-
-fn checked_file(
-    component: &[u8],
-    settings: &Map<String, Value>,
-    engine: &EngineLimits,
-    limits: &Limits,
-) -> Result<Checked, Rejection> {
-    let engine = Engine::new(engine).map_err(|error| Rejection::Broken { detail: error.to_string() })?;
-    component_with_settings(&engine, component, settings, limits)
 }
 
 /// Checks the form, the settings and the trial requests of a component.

@@ -5,12 +5,13 @@ use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wasmtime::component::{Instance, InstancePre, Linker};
+use wasmtime::component::{Component, Instance, InstancePre, Linker};
 use wasmtime::{Config, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig, Store};
 
 use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
+use super::compiler::{self, Compilations, Compiler};
 use super::module::{Digest, Module};
-use super::{Fault, Hook};
+use super::{Fault, Hook, Rejection};
 use crate::config::EngineLimits;
 use crate::mutex::Mutex;
 use crate::vital;
@@ -39,6 +40,7 @@ struct Inner {
     linker: Linker<Budget>,
     limits: EngineLimits,
     slots: Slots,
+    compilations: Compilations,
     /// The compiled modules that are in use.
     modules: Mutex<Vec<Weak<Module>>>,
     _ticker: Ticker,
@@ -49,7 +51,7 @@ impl Engine {
     ///
     /// # Errors
     /// The address space for the instances cannot be reserved.
-    pub fn new(limits: &EngineLimits) -> Result<Engine, EngineError> {
+    pub fn new(limits: &EngineLimits, compiler: Compiler) -> Result<Engine, EngineError> {
         let fail = |detail: String| EngineError { instances: limits.instances, detail };
         let engine = wasmtime::Engine::new(&config(limits)).map_err(|error| fail(format!("{error:#}")))?;
         let ticker =
@@ -59,6 +61,7 @@ impl Engine {
             engine,
             limits: limits.clone(),
             slots: Slots { free: Mutex::new(limits.instances), freed: Condvar::new() },
+            compilations: Compilations::new(compiler),
             modules: Mutex::default(),
             _ticker: ticker,
         })))
@@ -69,26 +72,29 @@ impl Engine {
         &self.0.limits
     }
 
-    /// The module of a component. `compile` is called if no module of the same component is in use.
-    pub(super) fn module<E>(
+    /// The module of a component. If no module of the same component is in use, the component is compiled, and `make` makes
+    /// the module of it.
+    pub(super) fn module(
         &self,
-        digest: Digest,
-        compile: impl FnOnce() -> Result<Arc<Module>, E>,
-    ) -> Result<Arc<Module>, E> {
+        (digest, component): (Digest, &[u8]),
+        make: impl FnOnce(&Component) -> Result<Arc<Module>, Rejection>,
+    ) -> Result<Arc<Module>, Rejection> {
+        let Inner { engine, limits, compilations, .. } = &*self.0;
         let modules = || self.0.modules.lock();
-        let known = modules().iter().filter_map(Weak::upgrade).find(|module| module.digest() == digest);
-        if let Some(known) = known {
+        let known = || modules().iter().filter_map(Weak::upgrade).find(|module| module.digest() == digest);
+        if let Some(known) = known() {
             return Ok(known);
         }
-        let compiled = compile()?;
+        let _turn = compilations.turn(limits, component)?;
+        // The same component may have been compiled meanwhile.
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let made = make(&compilations.compile(engine, limits, component)?)?;
         let mut modules = modules();
         modules.retain(|module| module.strong_count() > 0);
-        modules.push(Arc::downgrade(&compiled));
-        Ok(compiled)
-    }
-
-    pub(super) fn wasmtime(&self) -> &wasmtime::Engine {
-        &self.0.engine
+        modules.push(Arc::downgrade(&made));
+        Ok(made)
     }
 
     /// An empty linker, because policies import nothing.
@@ -136,15 +142,8 @@ fn config(limits: &EngineLimits) -> Config {
         .pagemap_scan(wasmtime::Enabled::Auto)
         .table_keep_resident(8 * 1024)
         .max_unused_warm_slots(instances);
-    let mut config = Config::new();
-    config
-        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
-        .consume_fuel(true)
-        .epoch_interruption(true)
-        // The same input gives the same answer on every machine.
-        .cranelift_nan_canonicalization(true)
-        .relaxed_simd_deterministic(true)
-        .wasm_component_model(true);
+    let mut config = compiler::settings();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     config
 }
 

@@ -7,7 +7,6 @@ use wit_parser::{Resolve, WorldId, WorldItem, WorldKey};
 use super::{Hook, Rejection};
 use crate::config::EngineLimits;
 
-const PACKAGE: &str = "lockkeeper:policy@0.1.0";
 const WIT: &str = include_str!("../../../sdk/wit/policy.wit");
 const PAGE_BYTES: u64 = 65_536;
 
@@ -86,7 +85,7 @@ fn exports(component: &[u8], resolve: &Resolve, world: WorldId) -> Result<(), Re
     };
     if !has("naming") {
         let exports = if exported.is_empty() { "nothing".to_owned() } else { exported.join(", ") };
-        return Err(Rejection::WrongWorld { package: PACKAGE, exports });
+        return Err(Rejection::WrongWorld { exports });
     }
     let interfaces = Hook::ALL.into_iter().map(|hook| hook.definition().interface);
     interfaces.filter(|interface| has(interface)).try_for_each(|interface| types(component, interface))
@@ -103,7 +102,6 @@ fn types(component: &[u8], interface: &str) -> Result<(), Rejection> {
     let wanted = format!("lockkeeper:policy/{interface}@");
     ours.worlds[world].exports.retain(|key, _| name(&ours_too, key).starts_with(&wanted));
     wit_component::targets(&ours, world, component).map_err(|error| Rejection::WrongTypes {
-        package: PACKAGE,
         interface: interface.to_owned(),
         detail: error.root_cause().to_string(),
     })

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use wasmtime::component::{Component, ComponentExportIndex, ComponentNamedList, InstancePre, Lift, Lower};
 
 use super::budget::Budget;
-use super::{Engine, Fault, FaultKind, Hook, Rejection, form};
+use super::{Engine, Fault, FaultKind, Hook, Rejection};
 
 /// A compiled component; generations that differ only in their settings share it.
 pub(super) struct Module {
@@ -55,17 +55,17 @@ impl Module {
     /// already.
     pub(super) fn compile(engine: &Engine, component: &[u8]) -> Result<Arc<Module>, Rejection> {
         let digest = Digest::of(component);
-        engine.module(digest, || {
-            form::check(component, engine.limits())?;
-            Module::compile_anew(engine, digest, component)
-        })
+        engine.module((digest, component), |compiled| Module::of(engine, (digest, component), compiled))
     }
 
-    fn compile_anew(engine: &Engine, digest: Digest, component: &[u8]) -> Result<Arc<Module>, Rejection> {
+    fn of(
+        engine: &Engine,
+        (digest, component): (Digest, &[u8]),
+        compiled: &Component,
+    ) -> Result<Arc<Module>, Rejection> {
         let broken = |error: wasmtime::Error| Rejection::Broken { detail: format!("{error:#}") };
-        let compiled = Component::from_binary(engine.wasmtime(), component).map_err(broken)?;
-        let instance = engine.linker().instantiate_pre(&compiled).map_err(broken)?;
-        let functions = Hook::ALL.map(|hook| function(&compiled, hook));
+        let instance = engine.linker().instantiate_pre(compiled).map_err(broken)?;
+        let functions = Hook::ALL.map(|hook| function(compiled, hook));
         if functions[Hook::Plan as usize].is_none() {
             return Err(Rejection::Broken { detail: "it exports no `naming.plan`".to_owned() });
         }

@@ -1,7 +1,12 @@
-use super::Fault;
+use serde::{Deserialize, Serialize};
+
+use super::{Fault, PACKAGE};
 
 /// Why a policy was not loaded: one sentence that states the fault and its remedy. The live generation stays live.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// The process that compiles a component reports its rejections as JSON. Variants without a form in JSON come from calls of
+/// the policy, which that process does not make.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Rejection {
     /// The configuration has no policy of this name.
@@ -49,22 +54,20 @@ pub enum Rejection {
     /// The component does not export `naming`, so it is not a policy.
     #[error(
         "this component is not a policy: it does not export `naming.plan` of {package}; it exports \
-         {exports}: call `lockkeeper_sdk::export!` in the crate"
+         {exports}: call `lockkeeper_sdk::export!` in the crate",
+        package = PACKAGE
     )]
     WrongWorld {
-        /// The WIT package of this proxy, with its version.
-        package: &'static str,
         /// The names that the component exports, or `nothing`.
         exports: String,
     },
     /// The component exports a hook with other functions or types than the proxy expects.
     #[error(
         "the component's `{interface}` is not that of {package}: {detail}; build it with the SDK of this \
-         proxy's version"
+         proxy's version",
+        package = PACKAGE
     )]
     WrongTypes {
-        /// The WIT package of this proxy, with its version.
-        package: &'static str,
         /// The interface of the hook.
         interface: String,
         /// How the interface differs.
@@ -93,6 +96,47 @@ pub enum Rejection {
         /// The limit in bytes.
         max: usize,
     },
+    /// The component was not compiled in time.
+    #[error(
+        "the component takes more than the {max_s} s to compile that are allowed: shrink its functions, or raise `engine.compile_time_s`"
+    )]
+    CompileTime {
+        /// The limit in seconds of processor time.
+        max_s: u64,
+    },
+    /// The compilation of the component needed too much memory.
+    #[error(
+        "the component needs more memory to compile than the {max} bytes that are allowed: shrink its functions, or raise `engine.compile_memory_bytes`"
+    )]
+    CompileMemory {
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// The machine code of the component is too large.
+    #[error(
+        "the component compiles to more than the {max} bytes of machine code that are allowed: shrink it, or raise `engine.max_component_bytes`"
+    )]
+    CodeTooLarge {
+        /// The limit in bytes, which follows from the limit on the component.
+        max: usize,
+    },
+    /// The process that compiled the component has ended before it was done.
+    #[error(
+        "the process that compiles the component has ended too early ({detail}); try again, and report it if it ends again"
+    )]
+    Crashed {
+        /// How the process has ended, and the first line that it wrote to its standard error.
+        detail: String,
+    },
+    /// The process that compiles the component cannot be started or read.
+    #[error("the process that compiles the component cannot run: {detail}; try again")]
+    NoCompiler {
+        /// The error of the operating system.
+        detail: String,
+    },
+    /// Other components are being compiled. The component itself was not looked at.
+    #[error("another policy is being compiled, and others wait for the same; try again")]
+    Busy,
     /// A memory of the component exceeds the limit from the start.
     #[error(
         "the policy needs {bytes} bytes of memory from the start, and {max} are allowed: shrink its static data, or raise `engine.memory_bytes`"
@@ -119,22 +163,27 @@ pub enum Rejection {
     #[error("the policy takes no settings (it exports no `settings`): empty its settings table")]
     NoSettings,
     /// The call of `configure` failed, so the settings were not checked.
+    #[serde(skip)]
     #[error("`configure` failed: {0}; the policy must return an error instead")]
     Configure(Fault),
     /// The policy failed on a trial request.
+    #[serde(skip)]
     #[error("the policy failed a trial request ({trial}): {fault}; try it natively with `cargo test`")]
     SelfTest {
         /// What the trial request is.
+        #[serde(skip)]
         trial: &'static str,
         /// How the call failed.
         fault: Fault,
     },
     /// The policy gave different answers to the same trial request.
+    #[serde(skip)]
     #[error(
         "the policy gave two answers to the same question ({trial}): a decision must depend on nothing but its input"
     )]
     Nondeterministic {
         /// What the trial request is.
+        #[serde(skip)]
         trial: &'static str,
     },
 }
@@ -154,11 +203,21 @@ impl Rejection {
             Rejection::Wasi { .. } => "wasi",
             Rejection::Import { .. } => "import",
             Rejection::TooLarge { .. } => "too_large",
+            Rejection::CompileTime { .. } => "compile_time",
+            Rejection::CompileMemory { .. } => "compile_memory",
+            Rejection::CodeTooLarge { .. } => "code_too_large",
+            Rejection::Crashed { .. } => "crashed",
+            Rejection::NoCompiler { .. } => "no_compiler",
+            Rejection::Busy => "busy",
             Rejection::TooMuchMemory { .. } | Rejection::Memories { .. } => "too_much_memory",
             Rejection::Settings { .. } | Rejection::NoSettings => "settings",
             Rejection::Configure(_) => "configure",
             Rejection::SelfTest { .. } => "self_test",
             Rejection::Nondeterministic { .. } => "nondeterministic",
         }
+    }
+    /// Whether the rejection is about this moment, and says nothing about the component.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Rejection::Busy | Rejection::NoCompiler { .. })
     }
 }

@@ -19,7 +19,8 @@ use crate::telemetry::Metrics;
 /// A guest that misbehaves as the name of the requested resource says.
 static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| built("tests/guests/bad"));
 /// An engine with a short suspension, shared because it reserves much address space.
-static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::new(&engine_limits()).unwrap());
+static ENGINE: LazyLock<Engine> =
+    LazyLock::new(|| Engine::new(&engine_limits(), Compiler::InProcess).unwrap());
 
 fn engine_limits() -> EngineLimits {
     EngineLimits { faults_to_suspend: u32::MAX, ..EngineLimits::default() }

@@ -10,7 +10,7 @@ use crate::config::{EngineLimits, PolicyConfig, PolicySource};
 use crate::lock::record::{Claim, Op, Outcome, Tag};
 use crate::lock::table::Charge;
 use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
-use crate::policy::{Engine, Prepared, builtin};
+use crate::policy::{Compiler, Engine, Prepared, builtin};
 use crate::store::memory::{Memory, MemoryStore};
 use crate::store::{Done, Page, Reply, StoreError, Stored};
 
@@ -31,7 +31,7 @@ fn parts(memory: &Memory) -> Parts {
 }
 
 fn policies(limits: &Limits, settings: &[(&str, &str)]) -> Policies {
-    let engine = Engine::new(&EngineLimits::default()).unwrap();
+    let engine = Engine::new(&EngineLimits::default(), Compiler::InProcess).unwrap();
     let source = PolicySource::Builtin("default".into());
     let settings = settings.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
     let configs = [PolicyConfig { name: "default".into(), source, settings }];

@@ -32,7 +32,7 @@ use crate::latest;
 use crate::lock::{Instant, Space};
 use crate::mutex::Mutex;
 use crate::mysql::{Advisory, MysqlStore, Row};
-use crate::policy::{Engine, Policies};
+use crate::policy::{Compiler, Engine, Policies};
 use crate::service::{Notice, NoticeKind, Parts, Service};
 use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
@@ -193,7 +193,8 @@ fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
     let (engine, _) = ENGINE.get_or_init(|| {
         let of_engine =
             EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
-        let engine = Engine::new(&of_engine).unwrap_or_else(|error| panic!("no engine: {error}"));
+        let engine =
+            Engine::new(&of_engine, Compiler::InProcess).unwrap_or_else(|error| panic!("no engine: {error}"));
         let loaded = load(&engine, limits, in_order, edited);
         (engine, loaded)
     });

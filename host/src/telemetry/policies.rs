@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::metric::{long, register, register_seconds};
+use super::metric::{Outcome, long, register, register_seconds};
 
 /// The metrics of all policies.
 pub struct Policies {
@@ -24,6 +24,8 @@ pub struct Policies {
     calls: Family<Call, Histogram>,
     faults: Family<Failure, Counter>,
     loads: Family<Acquire, Counter>,
+    compilations: Family<Outcome, Counter>,
+    compile_times: Histogram,
 }
 
 struct OnePolicy {
@@ -100,6 +102,18 @@ impl Policies {
             calls: register_seconds(registry, "policy_call", "Calls of policy hooks", calls),
             faults: register(registry, "policy_faults", "Policy calls that failed", Family::default()),
             loads: register(registry, "policy_loads", "Policies made live or refused", Family::default()),
+            compilations: register(
+                registry,
+                "policy_compilations",
+                "Components compiled in a process of their own, or refused by it, by outcome",
+                Family::default(),
+            ),
+            compile_times: register_seconds(
+                registry,
+                "policy_compile",
+                "Time of the processes that compile components",
+                long(),
+            ),
         }
     }
 
@@ -131,6 +145,16 @@ impl Policies {
     /// Counts a load or push that went live (`live`) or was refused (`refused`).
     pub fn load(&self, policy: &str, outcome: &'static str) {
         self.loads.get_or_create(&Acquire { policy: self.label(policy), outcome }).inc();
+    }
+
+    /// Counts a compilation in a process of its own. `outcome` is `compiled` or the slug of the rejection.
+    pub fn compilation(&self, outcome: &'static str) {
+        self.compilations.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Measures a compilation in a process of its own.
+    pub fn compiled_in(&self, took: Duration) {
+        self.compile_times.observe(took.as_secs_f64());
     }
 
     fn label(&self, policy: &str) -> String {
@@ -190,6 +214,8 @@ mod tests {
         metrics.policies.fault("default", "plan", "trap");
         metrics.policies.calls("default", "choose").took(Duration::from_micros(9));
         metrics.policies.load("default", "live");
+        metrics.policies.compilation("compile_time");
+        metrics.policies.compiled_in(Duration::from_millis(3));
         let lines = [
             "lockkeeper_acquire_total{policy=\"default\",outcome=\"granted\"} 1",
             "lockkeeper_acquire_total{policy=\"default\",outcome=\"contended\"} 1",
@@ -198,6 +224,8 @@ mod tests {
             "lockkeeper_policy_faults_total{policy=\"default\",hook=\"plan\",reason=\"trap\"} 1",
             "lockkeeper_policy_call_seconds_count{policy=\"default\",hook=\"choose\"} 1",
             "lockkeeper_policy_loads_total{policy=\"default\",outcome=\"live\"} 1",
+            "lockkeeper_policy_compilations_total{outcome=\"compile_time\"} 1",
+            "lockkeeper_policy_compile_seconds_count 1",
         ];
         assert_has(&metrics, &lines);
     }

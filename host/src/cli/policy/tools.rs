@@ -8,8 +8,10 @@ use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
 use crate::policy::{
-    self, Generation, Plan, PlanError, PlanRequest, RefusalResponse, Rejection, ResponseContention,
+    self, Compiler, Engine, Generation, Plan, PlanError, PlanRequest, RefusalResponse, Rejection,
+    ResponseContention,
 };
+use crate::telemetry::Metrics;
 
 /// Writes a policy's crate into a new folder of its name; that folder.
 pub fn scaffold(name: &str) -> Result<PathBuf, Failure> {
@@ -27,8 +29,8 @@ pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 
 /// Checks a component as a proxy with default limits would; what it is found to be.
 pub fn check(component: &[u8], settings: &Map<String, Value>) -> Result<Value, Failure> {
-    let (engine, limits) = (alone(&EngineLimits::default()), Limits::default());
-    let report = policy::check_file(component, settings, &engine, &limits)
+    let engine = alone(&EngineLimits::default())?;
+    let report = policy::check_file(component, settings, &engine, &Limits::default())
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
 }
@@ -57,7 +59,8 @@ pub struct Tried {
 /// the request is answered without its lock.
 pub fn try_request(question: &Question, is_contended: bool) -> Result<Tried, Failure> {
     let Question { name, component, settings, request, limits, .. } = question;
-    let generation = policy::load_file(name, component, settings, &alone(&question.engine), limits)
+    let engine = alone(&question.engine)?;
+    let generation = policy::load_file(name, component, settings, &engine, limits)
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     let plan = generation.plan(request).map_err(|error| match error {
         PlanError::Refused { reason } => Failure::Refused(format!("the policy refuses: {reason}")),
@@ -99,8 +102,9 @@ pub fn component(source: &str) -> Result<(String, Vec<u8>), Failure> {
 }
 
 /// One instance at a time: there is nobody else, and address space may be scarce.
-fn alone(engine: &EngineLimits) -> EngineLimits {
-    EngineLimits { instances: 1, ..engine.clone() }
+fn alone(engine: &EngineLimits) -> Result<Engine, Failure> {
+    let limits = EngineLimits { instances: 1, ..engine.clone() };
+    Engine::new(&limits, Compiler::Child(Metrics::default())).map_err(other)
 }
 
 fn other(error: impl std::fmt::Display) -> Failure {

@@ -5,8 +5,7 @@ use std::process::Command;
 use super::*;
 
 fn checked(component: &[u8]) -> Report {
-    let limits = EngineLimits { instances: 1, ..EngineLimits::default() };
-    check_file(component, &Map::new(), &limits, &Limits::default()).unwrap()
+    check_file(component, &Map::new(), &ENGINE, &Limits::default()).unwrap()
 }
 
 #[test]
@@ -26,8 +25,7 @@ fn the_tenant_example_passes_its_checks_and_goes_live() {
 fn the_orders_example_passes_its_checks_and_sees_the_guarded_request() {
     let component = built("../examples/orders-policy");
     assert_eq!(checked(&component).notes, Vec::<String>::new());
-    let (engine, limits) = (EngineLimits { instances: 1, ..EngineLimits::default() }, Limits::default());
-    let orders = load_file("orders", &component, &Map::new(), &engine, &limits).unwrap();
+    let orders = load_file("orders", &component, &Map::new(), &ENGINE, &Limits::default()).unwrap();
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let http = HttpView {
         method: "POST".into(),

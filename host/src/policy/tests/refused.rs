@@ -5,8 +5,7 @@ use serde_json::json;
 use super::*;
 
 fn check(component: &[u8], settings: Value) -> Result<Report, Rejection> {
-    let limits = EngineLimits { instances: 1, ..EngineLimits::default() };
-    check_file(component, &table(settings), &limits, &Limits::default())
+    check_file(component, &table(settings), &ENGINE, &Limits::default())
 }
 
 /// The rejection, whose message must contain all of `words`.

@@ -58,7 +58,9 @@ fn plan_values_and_refusal_texts_are_clamped_to_the_limits() {
 
 #[test]
 fn a_call_that_uses_little_fuel_is_stopped_by_its_time_limit() {
-    let engine = Engine::new(&EngineLimits { fuel: u64::MAX, instances: 2, ..engine_limits() }).unwrap();
+    let engine =
+        Engine::new(&EngineLimits { fuel: u64::MAX, instances: 2, ..engine_limits() }, Compiler::InProcess)
+            .unwrap();
     let bad = bad(&engine);
     for resource in ["loop", "fill"] {
         let start = Instant::now();
@@ -90,7 +92,7 @@ fn each_optional_hook_reports_its_own_faults() {
 fn a_policy_that_fails_repeatedly_is_suspended_for_a_while() {
     let suspend = Duration::from_millis(300);
     let limits = EngineLimits { faults_to_suspend: 3, suspend, instances: 2, ..EngineLimits::default() };
-    let bad = bad(&Engine::new(&limits).unwrap());
+    let bad = bad(&Engine::new(&limits, Compiler::InProcess).unwrap());
     for _ in 0..3 {
         assert_eq!(fault(&bad, "panic").kind, FaultKind::Trap);
     }
@@ -119,7 +121,7 @@ fn a_failing_policy_does_not_disturb_other_policies_or_leak_memory() {
         return;
     }
     let limits = EngineLimits { instances: 2, fuel: 100_000, ..engine_limits() };
-    let engine = Engine::new(&limits).unwrap();
+    let engine = Engine::new(&limits, Compiler::InProcess).unwrap();
     let (good, bad) = (policies(&engine).get("default").unwrap(), bad(&engine));
     let ways = ["loop", "recurse", "memory", "panic", "huge", "utf8", "empty", "orders/42"];
     let round = |calls: usize| {
@@ -202,7 +204,7 @@ fn refused(key: &str) -> ResponseContention {
 
 #[test]
 fn a_component_that_is_in_use_is_not_compiled_again() {
-    let engine = Engine::new(&engine_limits()).unwrap();
+    let engine = Engine::new(&engine_limits(), Compiler::InProcess).unwrap();
     let component = builtin("default").unwrap();
     let compile = || Module::compile(&engine, component).ok().unwrap();
     let (one, other) = (compile(), compile());
