@@ -29,9 +29,9 @@ mod token;
 
 pub use guesses::Guesses;
 pub use limits::{Counted, OverLimit, Quota, Rate};
-pub use token::{NewToken, Unauthenticated, digest as token_digest, id as token_id, new_token};
+pub use token::{NewToken, Unauthenticated, id as token_id, new_token};
 
-use rules::Rules;
+use rules::{Credential, Rules};
 
 /// What a client presents to prove who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,8 @@ pub enum Credentials<'a> {
     Password(&'a str, &'a str),
     /// The names in a certificate that was verified.
     Certificate(&'a [String]),
+    /// The user of the process that has connected to a Unix socket.
+    User(u32),
 }
 
 /// The principals, and what they may do. Cheap to clone.
@@ -70,8 +72,7 @@ pub struct Identity {
     rules: Arc<Rules>,
     /// The index of the principal in the rules.
     principal: usize,
-    /// The id of the credential, for logs.
-    credential: Arc<str>,
+    credential: Credential,
     /// The request that the client sent, which counts as in progress as long as any copy of this exists.
     _request: Option<Arc<(Counted, Place)>>,
 }
@@ -124,6 +125,7 @@ impl Auth {
                 found
             }
             Credentials::Certificate(names) => rules.certificate(names)?,
+            Credentials::User(uid) => rules.user(uid)?,
         };
         Ok(Some(Identity { current: current.clone(), rules, principal, credential, _request: None }))
     }
@@ -135,9 +137,9 @@ impl Identity {
         self.rules.name(self.principal)
     }
 
-    /// The id of the credential that the client presented.
-    pub fn credential(&self) -> &str {
-        &self.credential
+    /// The id of the credential that the client presented, for logs.
+    pub fn credential(&self) -> String {
+        self.credential.to_string()
     }
 
     /// Counts a request of the client. It is in progress until the last copy of the returned value is dropped, and `place`
@@ -226,6 +228,6 @@ impl Identity {
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").field("name", self.name()).field("credential", &self.credential).finish()
+        f.debug_struct("Identity").field("name", self.name()).field("credential", &self.credential()).finish()
     }
 }

@@ -23,6 +23,7 @@ mod servers;
 pub(crate) mod stream;
 mod tls;
 mod token;
+mod unix;
 mod versions;
 
 pub use args::{AcquireArgs, Mode};
@@ -61,8 +62,8 @@ pub struct Cli {
 /// The options of every command that talks to a proxy.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
-    /// URL of the proxy's API. For several proxies of one store, separate URLs with commas or repeat the option: if
-    /// one proxy cannot be used, the next one is tried
+    /// URL of the proxy's API, or its Unix socket as unix:PATH. For several proxies of one store, separate URLs with
+    /// commas or repeat the option: if one proxy cannot be used, the next one is tried
     #[arg(
         long,
         global = true,
@@ -72,7 +73,7 @@ pub struct Options {
         value_name = "URL"
     )]
     pub server: Vec<String>,
-    /// URL of the proxy's admin API, which `force`, `policy` and `fleet` use
+    /// URL of the proxy's admin API, or its Unix socket as unix:PATH. `force`, `policy` and `fleet` use it
     #[arg(
         long,
         global = true,

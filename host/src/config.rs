@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `[store]`, `[store.managed]`, `[store.tls]` | `store`; `store_tls` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
-//! | `[api]`, `[admin]`, `[health]` | `listeners`; `tls`: the certificates of any listener |
+//! | `[api]`, `[admin]`, `[health]` | `listeners`; of any listener: `listen`, its address; `tls`, its certificates |
 //! | `[audit]` | `audit` |
 //! | `[auth]`, and the file of principals and roles | `auth` |
 //! | `[http]` | `http` |
@@ -37,6 +37,7 @@ mod fleet;
 mod guard;
 mod http;
 mod limits;
+mod listen;
 mod listeners;
 mod log;
 mod naming;
@@ -64,6 +65,7 @@ pub use guard::{
 };
 pub use http::HttpLimits;
 pub use limits::Limits;
+pub use listen::{ListenAddress, socket_path};
 pub use listeners::{ApiListener, ListenerConfig};
 pub use log::LogConfig;
 pub use naming::naming;

@@ -230,7 +230,8 @@ impl Front {
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
         // The owner is unique, so a re-entrant policy never treats two requests as one owner.
-        let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
+        let client = peer.address.ip().map_or_else(|| peer.address.to_string(), |ip| ip.to_string());
+        let owner = format!("{client}/{:016x}", random::number::<u64>());
         let now = clock::now();
         let begun = *waited.begun.get_or_insert(now);
         let mut wanted = wanted(route, lock, asked, owner);

@@ -11,15 +11,13 @@
 //! | how a connection ends when the proxy stops | the protocol; [`Connection::stop`] notifies it |
 //!
 //! The kernel closes the connection of a client whose machine has disappeared, or that reads nothing of what is
-//! sent to it ([`Peer::set_patience`]).
+//! sent to it ([`Peer::set_patience`]). On a Unix socket, the proxy itself does so.
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,11 +29,13 @@ mod peer;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod timed;
 mod tls;
+mod unix;
 
 pub use addresses::Place;
-pub use listener::{Listener, bind, keep_alive, raise_file_limit};
-pub use peer::Peer;
+pub use listener::{Listener, keep_alive, raise_file_limit};
+pub use peer::{Peer, PeerAddress};
 pub use stream::Stream;
 pub use tls::Tls;
 
@@ -126,7 +126,7 @@ async fn accept_all<P: Protocol>(
     stop: &CancellationToken,
 ) {
     let Limits { max_connections, max_per_address, when_full, handshake_timeout } = protocol.limits();
-    let tls = listener.tls;
+    let tls = listener.tls().cloned();
     let places = Arc::new(Semaphore::new(max_connections));
     let addresses = max_per_address.map(|max| Arc::new(Addresses::new(max)));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
@@ -140,21 +140,22 @@ async fn accept_all<P: Protocol>(
         let place = tokio::select! {
             biased;
             place = Arc::clone(&places).acquire_owned() => place,
-            (stream, _) = accept(&listener.tcp, P::NAME), if when_full == WhenFull::Refuse => {
+            (stream, _) = accept(&listener, P::NAME), if when_full == WhenFull::Refuse => {
                 refuse(stream, TooMany::Connections);
                 continue;
             }
         };
-        let (stream, address) = accept(&listener.tcp, P::NAME).await;
-        let of_address = match &addresses {
-            None => None,
-            Some(addresses) => match addresses.take(address.ip()) {
+        let (stream, address) = accept(&listener, P::NAME).await;
+        let of_address = match (&addresses, address.ip()) {
+            (Some(addresses), Some(ip)) => match addresses.take(ip) {
                 Some(place) => Some(Arc::new(place)),
                 None => {
                     refuse(stream, TooMany::FromAddress);
                     continue;
                 }
             },
+            // The clients of a Unix socket have no address. Its mode decides who connects.
+            _ => None,
         };
         let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
         let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
@@ -175,26 +176,26 @@ async fn accept_all<P: Protocol>(
 /// Performs the TLS handshake, if there is one. `None` if it fails. The returned future ends when the client's certificate
 /// is no longer valid.
 async fn open(
-    stream: TcpStream,
-    address: SocketAddr,
+    stream: Stream,
+    address: PeerAddress,
     of_address: Option<Arc<Place>>,
     tls: Option<Arc<Tls>>,
     handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
 ) -> Option<(Connection, impl Future<Output = ()>)> {
     let mut peer = Peer::new(address, tls.is_some());
-    let stream = match &tls {
-        None => Stream::Plain(stream),
+    let stream = match (stream, &tls) {
         // Boxed, so that a connection does not reserve memory for the handshake.
-        Some(tls) => tokio::select! {
+        (Stream::Plain(stream), Some(tls)) => tokio::select! {
             stream = Box::pin(tls.handshake(stream, handshake_deadline)) => stream?,
             () = stop.cancelled() => return None,
         },
+        (stream, _) => stream,
     };
     peer.place = of_address;
     let chain = match &stream {
-        Stream::Plain(_) => Vec::new(),
         Stream::Tls(stream) => tls::client_chain(stream.get_ref().1),
+        _ => Vec::new(),
     };
     peer.names = tls::client_names(&chain);
     let refused = async move {
@@ -207,17 +208,17 @@ async fn open(
 }
 
 /// Sends the last bytes to a client, unless too many clients are being told already.
-fn close_with(stream: TcpStream, last_words: Vec<u8>, refusals: &Arc<Semaphore>) {
+fn close_with(stream: Stream, last_words: Vec<u8>, refusals: &Arc<Semaphore>) {
     let Ok(place) = Arc::clone(refusals).try_acquire_owned() else { return };
     tokio::spawn(async move {
-        Stream::Plain(stream).close_with(&last_words).await;
+        stream.close_with(&last_words).await;
         drop(place);
     });
 }
 
 /// The next connection. If file descriptors or memory are exhausted, only waiting helps; other errors concern a
 /// single client.
-async fn accept(listener: &TcpListener, name: &str) -> (TcpStream, SocketAddr) {
+async fn accept(listener: &Listener, name: &str) -> (Stream, PeerAddress) {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     loop {
         match listener.accept().await {

@@ -1,25 +1,75 @@
 //! What `up` needs to know of config.toml. The proxy itself checks the file.
 
-use std::net::SocketAddr;
-use std::path::Path;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 
 use crate::servers::Server;
 
 pub struct Settings {
-    pub api: SocketAddr,
-    pub admin: SocketAddr,
+    pub api: Address,
+    pub admin: Address,
     /// The guarded listeners.
     pub guards: Vec<Guard>,
     /// The server that keeps the locks.
     pub server: Server,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Guard {
-    pub listen: SocketAddr,
+    pub listen: Address,
     pub scheme: &'static str,
+}
+
+/// Where clients reach a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// The address to connect to, for one to listen on. The path of a socket starts from `folder`.
+    fn reachable(self, folder: &Path) -> Address {
+        match self {
+            Address::Unix(path) => Address::Unix(folder.join(path)),
+            Address::Tcp(mut address) => {
+                match address {
+                    SocketAddr::V4(v4) if v4.ip().is_unspecified() => {
+                        address.set_ip(Ipv4Addr::LOCALHOST.into())
+                    }
+                    SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
+                        address.set_ip(Ipv6Addr::LOCALHOST.into())
+                    }
+                    _ => {}
+                }
+                Address::Tcp(address)
+            }
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(text: &str) -> Result<Address, Self::Err> {
+        match text.strip_prefix("unix:") {
+            Some(path) => Ok(Address::Unix(path.into())),
+            None => text.parse().map(Address::Tcp),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => address.fmt(f),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
 }
 
 impl Settings {
@@ -36,24 +86,28 @@ impl Settings {
         // Faults are the proxy's to report, with their lines.
         let table: toml::Table = text.parse().unwrap_or_default();
         let value = |path: &[&str], env: &str| setting(&table, path, env);
+        let folder = std::path::absolute(file.unwrap_or(Path::new("config.toml")))?;
+        let folder = folder.parent().unwrap_or(Path::new("/"));
         let address = |section: &str, env: &str, default: u16| {
             let listen = value(&[section, "listen"], env).and_then(|text| text.parse().ok());
-            listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], default)))
+            let default = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], default)));
+            listen.unwrap_or(default).reachable(folder)
         };
         let url = store.map(str::to_owned).or_else(|| value(&["store", "url"], "LOCKKEEPER_STORE_URL"));
         let server = value(&["store", "managed", "server"], "LOCKKEEPER_STORE_MANAGED_SERVER");
         Ok(Settings {
             api: address("api", "LOCKKEEPER_API_LISTEN", 7070),
             admin: address("admin", "LOCKKEEPER_ADMIN_LISTEN", 7071),
-            guards: guards(&table),
+            guards: guards(&table, folder),
             server: Server::choose(url.as_deref().unwrap_or("managed"), server.as_deref().unwrap_or("auto")),
         })
     }
 }
 
-fn guards(table: &toml::Table) -> Vec<Guard> {
+fn guards(table: &toml::Table, folder: &Path) -> Vec<Guard> {
     let guard = |guard: &toml::Value| {
-        let listen = guard.get("listen")?.as_str()?.parse().ok()?;
+        let listen: Address = guard.get("listen")?.as_str()?.parse().ok()?;
+        let listen = listen.reachable(folder);
         Some(Guard { listen, scheme: if guard.get("tls").is_some() { "https" } else { "http" } })
     };
     table.get("guard").and_then(toml::Value::as_array).into_iter().flatten().filter_map(guard).collect()
@@ -78,6 +132,17 @@ fn setting(table: &toml::Table, path: &[&str], env: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_is_reached_at_its_address_or_its_socket() {
+        let reached =
+            |text: &str| text.parse::<Address>().map(|at| at.reachable(Path::new("/etc")).to_string());
+        assert_eq!(reached("0.0.0.0:1").as_deref(), Ok("127.0.0.1:1"));
+        assert_eq!(reached("[::]:1").as_deref(), Ok("[::1]:1"));
+        assert_eq!(reached("10.0.0.1:1").as_deref(), Ok("10.0.0.1:1"));
+        assert_eq!(reached("unix:a.sock").as_deref(), Ok("unix:/etc/a.sock"));
+        assert_eq!(reached("unix:/run/a.sock").as_deref(), Ok("unix:/run/a.sock"));
+    }
 
     #[test]
     fn several_server_urls_in_a_file_are_joined_with_commas() {

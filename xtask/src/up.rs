@@ -104,7 +104,7 @@ fn announce(settings: &Settings) -> Result<()> {
     let mut helper = Command::new(this);
     helper.args(["announce", "--api", &settings.api.to_string(), "--admin", &settings.admin.to_string()]);
     for guard in &settings.guards {
-        helper.arg("--guard").arg(format!("{}://{}", guard.scheme, announce::reachable(guard.listen)));
+        helper.arg("--guard").arg(announce::url(guard.scheme, &guard.listen));
     }
     helper.args(["--parent", &std::process::id().to_string()]);
     helper.stdin(Stdio::null()).spawn().context("cannot start the helper that waits for the proxy")?;

@@ -14,10 +14,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
-use lockkeeper::auth::{Auth, Credentials, NewToken, new_token, token_digest};
-use lockkeeper::config::{
-    AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb, Wildcard,
-};
+use lockkeeper::auth::{Auth, Credentials, NewToken, new_token};
+use lockkeeper::config::{AuthRules, PrincipalConfig, Role, Rule, Verb, Wildcard};
 
 use crate::cycles::{Clients, proxy_round};
 use crate::direct;
@@ -74,14 +72,9 @@ fn rules(tokens: &[NewToken]) -> AuthRules {
         rules.roles.insert(format!("r{n}"), Role { allow: (0..RULES).map(rule).collect(), deny: Vec::new() });
         rules.principals.push(PrincipalConfig {
             name: format!("p{n}"),
-            tokens: vec![TokenConfig {
-                id: token.id.clone(),
-                sha256: token_digest(&token.token),
-                until_us: None,
-            }],
-            certificates: Vec::new(),
+            tokens: vec![token.config()],
             roles: vec![format!("r{n}")],
-            limits: PrincipalLimits::default(),
+            ..PrincipalConfig::default()
         });
     }
     rules

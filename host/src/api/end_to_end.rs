@@ -58,9 +58,9 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
         metrics: metrics.clone(),
     };
     let api = Api::new(service, limits, access, stop.clone());
-    let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(http::serve(net::Listener::plain(listener), api, config.http, metrics, stop.clone()));
+    let listener = net::Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.address().unwrap().to_string().parse().unwrap();
+    tokio::spawn(http::serve(listener, api, config.http, metrics, stop.clone()));
     Proxy { address, stop }
 }
 

@@ -1,10 +1,9 @@
 //! Why a proxy cannot start.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::config::Fault;
+use crate::config::{Fault, ListenAddress};
 use crate::mysql::OpenError;
 use crate::mysql::managed::ManagedError;
 use crate::pem::TlsError;
@@ -20,7 +19,7 @@ pub enum StartError {
         /// The configuration key of the address, e.g. `api.listen`.
         key: &'static str,
         /// The address that cannot be bound.
-        address: SocketAddr,
+        address: ListenAddress,
         /// The error of the operating system.
         source: io::Error,
     },

@@ -9,11 +9,11 @@ use tokio_util::sync::CancellationToken;
 use super::errors::StartError;
 use crate::admin::{Admin, Health};
 use crate::api::Api;
-use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, TlsFiles};
+use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, ListenAddress, ListenerConfig, TlsFiles};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
 use crate::latest;
-use crate::net::{self, Listener, Tls};
+use crate::net::{Listener, Tls};
 use crate::peers;
 use crate::service::Service;
 use crate::store::registry::PeerSecret;
@@ -37,25 +37,24 @@ pub struct Listeners {
 impl Listeners {
     /// Binds all addresses.
     pub fn bind(config: &Config) -> Result<Listeners, StartError> {
+        let ListenerConfig { api, admin, health } = &config.listeners;
+        let health = health.as_ref().map(|address| listen("health.listen", address, None));
+        let guarded = |guard: &GuardConfig| listen("guard.listen", &guard.listen, guard.tls.as_ref());
         Ok(Listeners {
-            api: listen("api.listen", config.listeners.api.listen, config.listeners.api.tls.as_ref())?,
-            admin: listen(
-                "admin.listen",
-                config.listeners.admin.listen,
-                config.listeners.admin.tls.as_ref(),
-            )?,
-            health: match config.listeners.health {
-                None => None,
-                Some(address) => Some(listen("health.listen", address, None)?),
-            },
-            peers: listen("fleet.listen", config.fleet.listen, None)?,
+            api: listen("api.listen", &api.listen, api.tls.as_ref())?,
+            admin: listen("admin.listen", &admin.listen, admin.tls.as_ref())?,
+            health: health.transpose()?,
+            peers: listen("fleet.listen", &config.fleet.listen.into(), None)?,
             guards: config.guards.iter().map(guarded).collect::<Result<_, _>>()?,
         })
     }
 
     /// The address at which other proxies reach this one.
     pub fn peer_address(&self, config: &FleetConfig) -> SocketAddr {
-        let bound = self.peers.tcp.local_addr().unwrap_or(config.listen);
+        let bound = match self.peers.address() {
+            Ok(ListenAddress::Tcp(address)) => address,
+            _ => config.listen,
+        };
         config.advertise.unwrap_or(bound)
     }
 
@@ -86,7 +85,7 @@ impl Listeners {
     /// TLS of all listeners that have it.
     pub fn tls(&self) -> Vec<Arc<Tls>> {
         let listeners = [&self.api, &self.admin].into_iter().chain(&self.guards);
-        listeners.filter_map(|listener| listener.tls.clone()).collect()
+        listeners.filter_map(|listener| listener.tls().cloned()).collect()
     }
 
     fn log(&self) {
@@ -141,15 +140,16 @@ impl Http {
     }
 }
 
-fn guarded(guard: &GuardConfig) -> Result<Listener, StartError> {
-    listen("guard.listen", guard.listen, guard.tls.as_ref())
-}
-
-fn listen(key: &'static str, address: SocketAddr, files: Option<&TlsFiles>) -> Result<Listener, StartError> {
-    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
+fn listen(
+    key: &'static str,
+    address: &ListenAddress,
+    files: Option<&TlsFiles>,
+) -> Result<Listener, StartError> {
+    let listener = Listener::bind(address);
+    let listener = listener.map_err(|source| StartError::Listen { key, address: address.clone(), source })?;
     Ok(match files {
-        None => Listener::plain(tcp),
-        Some(files) => Listener::tls(tcp, load_tls(files)?),
+        None => listener,
+        Some(files) => listener.with_tls(load_tls(files)?),
     })
 }
 
@@ -165,7 +165,10 @@ pub fn load_tls(files: &TlsFiles) -> Result<Arc<Tls>, StartError> {
 }
 
 fn url(listener: &Listener) -> String {
-    let scheme = if listener.tls.is_some() { "https" } else { "http" };
-    let address = listener.tcp.local_addr();
-    address.map_or_else(|_| "closed".to_owned(), |address| format!("{scheme}://{address}"))
+    let scheme = if listener.tls().is_some() { "https" } else { "http" };
+    match listener.address() {
+        Ok(ListenAddress::Tcp(address)) => format!("{scheme}://{address}"),
+        Ok(socket @ ListenAddress::Unix { .. }) => socket.to_string(),
+        Err(_) => "closed".to_owned(),
+    }
 }

@@ -203,7 +203,7 @@ fn rest(config: &Config) -> String {
 /// Checks that the routes can go live with the current listeners and policies.
 fn fits(running: &Config, changed: &[GuardConfig]) -> Result<(), String> {
     let listeners = |guards: &[GuardConfig]| {
-        guards.iter().map(|guard| (guard.listen, guard.tls.clone())).collect::<Vec<_>>()
+        guards.iter().map(|guard| (guard.listen.clone(), guard.tls.clone())).collect::<Vec<_>>()
     };
     if listeners(&running.guards) != listeners(changed) {
         return Err("the listeners of [[guard]] have changed, which needs a restart".to_owned());

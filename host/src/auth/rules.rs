@@ -1,5 +1,6 @@
 //! The rules in the form in which requests look them up.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +9,6 @@ use super::token::{self, Unauthenticated};
 use crate::config::{AuthRules, PrincipalLimits, Rule, Verb};
 use crate::lock::maps::HashMap;
 
-/// What the id of a certificate begins with; no token has such an id.
-const CERTIFICATE: &str = "certificate:";
 const A_DAY: Duration = Duration::from_secs(86_400);
 
 /// The principals of a file.
@@ -19,7 +18,31 @@ pub(super) struct Rules {
     /// The tokens, by id.
     tokens: HashMap<Arc<str>, Token>,
     /// The principals, by the names in their certificates.
-    certificates: HashMap<String, usize>,
+    certificates: HashMap<Arc<str>, usize>,
+    /// The principals, by their users.
+    users: HashMap<u32, usize>,
+}
+
+/// What has proved who a client is.
+#[derive(Clone, Debug)]
+pub(super) enum Credential {
+    /// The id of a token.
+    Token(Arc<str>),
+    /// A name in a certificate.
+    Certificate(Arc<str>),
+    /// The user at the other end of a Unix socket.
+    User(u32),
+}
+
+impl fmt::Display for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // No id of a token has a colon.
+            Credential::Token(id) => id.fmt(f),
+            Credential::Certificate(name) => write!(f, "certificate:{name}"),
+            Credential::User(uid) => write!(f, "uid:{uid}"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -56,8 +79,12 @@ impl Rules {
     /// The rules of a file. `before`: the rules that they replace.
     pub fn new(file: &AuthRules, before: Option<&Rules>) -> Rules {
         let known = |name: &str| before?.principals.iter().find(|principal| *principal.name == *name);
-        let mut rules =
-            Rules { principals: Vec::new(), tokens: HashMap::default(), certificates: HashMap::default() };
+        let mut rules = Rules {
+            principals: Vec::new(),
+            tokens: HashMap::default(),
+            certificates: HashMap::default(),
+            users: HashMap::default(),
+        };
         for (index, principal) in file.principals.iter().enumerate() {
             let roles = || principal.roles.iter().filter_map(|role| file.roles.get(role));
             rules.principals.push(Principal {
@@ -68,8 +95,9 @@ impl Rules {
                 meter: known(&principal.name).map_or_else(Arc::default, |known| known.meter.clone()),
             });
             for name in &principal.certificates {
-                rules.certificates.insert(name.clone(), index);
+                rules.certificates.insert(name.as_str().into(), index);
             }
+            rules.users.extend(principal.uids.iter().map(|uid| (*uid, index)));
             for token in &principal.tokens {
                 let (sha256, until_us) = (token.sha256, token.until_us);
                 rules.tokens.insert(token.id.as_str().into(), Token { sha256, until_us, principal: index });
@@ -78,8 +106,8 @@ impl Rules {
         rules
     }
 
-    /// The principal of a token, and the token's id.
-    pub fn token(&self, token: &str, now_us: u64) -> Result<(usize, Arc<str>), Unauthenticated> {
+    /// The principal of a token.
+    pub fn token(&self, token: &str, now_us: u64) -> Result<(usize, Credential), Unauthenticated> {
         let id = token::id(token).ok_or(Unauthenticated::Unknown)?;
         let (id, known) = self.tokens.get_key_value(id).ok_or(Unauthenticated::Unknown)?;
         // Hashes of random secrets: the time of this comparison tells nothing about the secret.
@@ -89,31 +117,44 @@ impl Rules {
         if known.has_ended(now_us) {
             return Err(Unauthenticated::Ended);
         }
-        Ok((known.principal, id.clone()))
+        Ok((known.principal, Credential::Token(id.clone())))
     }
 
-    /// The principal of a certificate, and the name by which it is known.
-    pub fn certificate(&self, names: &[String]) -> Result<(usize, Arc<str>), Unauthenticated> {
-        let name = names.iter().find(|name| self.certificates.contains_key(*name));
-        let name = name.ok_or(Unauthenticated::Unknown)?;
-        Ok((self.certificates[name], format!("{CERTIFICATE}{name}").into()))
+    /// The principal of a certificate: that of the first of its names that is known.
+    pub fn certificate(&self, names: &[String]) -> Result<(usize, Credential), Unauthenticated> {
+        let known = names.iter().find_map(|name| self.certificates.get_key_value(name.as_str()));
+        let (name, principal) = known.ok_or(Unauthenticated::Unknown)?;
+        Ok((*principal, Credential::Certificate(name.clone())))
+    }
+
+    /// The principal of a user of this machine.
+    pub fn user(&self, uid: u32) -> Result<(usize, Credential), Unauthenticated> {
+        let principal = self.users.get(&uid).ok_or(Unauthenticated::UnknownUser(uid))?;
+        Ok((*principal, Credential::User(uid)))
     }
 
     /// The principal of a credential that was valid under the rules `before`, if it still is.
-    pub fn credential(&self, id: &str, before: &Rules, now_us: u64) -> Option<usize> {
-        if let Some(name) = id.strip_prefix(CERTIFICATE) {
-            return self.certificates.get(name).copied();
+    pub fn credential(&self, credential: &Credential, before: &Rules, now_us: u64) -> Option<usize> {
+        match credential {
+            Credential::Token(id) => {
+                // The id may have been given to another token.
+                let is_same = |token: &&Token| {
+                    before.tokens.get(id).is_some_and(|before| before.sha256 == token.sha256)
+                };
+                let known = self.tokens.get(id).filter(is_same)?;
+                (!known.has_ended(now_us)).then_some(known.principal)
+            }
+            Credential::Certificate(name) => self.certificates.get(name).copied(),
+            Credential::User(uid) => self.users.get(uid).copied(),
         }
-        let known = self.tokens.get(id).filter(|token| {
-            // The id may have been given to another token.
-            before.tokens.get(id).is_some_and(|before| before.sha256 == token.sha256)
-        })?;
-        (!known.has_ended(now_us)).then_some(known.principal)
     }
 
     /// How long a credential is still valid, if that is less than a day.
-    pub fn ends_in(&self, id: &str, now_us: u64) -> Duration {
-        let until_us = self.tokens.get(id).and_then(|token| token.until_us);
+    pub fn ends_in(&self, credential: &Credential, now_us: u64) -> Duration {
+        let until_us = match credential {
+            Credential::Token(id) => self.tokens.get(id).and_then(|token| token.until_us),
+            Credential::Certificate(_) | Credential::User(_) => None,
+        };
         let left = until_us.map_or(A_DAY, |until_us| Duration::from_micros(until_us.saturating_sub(now_us)));
         left.min(A_DAY)
     }

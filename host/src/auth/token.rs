@@ -5,6 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
+use crate::config::TokenConfig;
 use crate::random;
 
 /// What every token begins with, so that scanners find tokens in places where they do not belong.
@@ -26,6 +27,13 @@ pub struct NewToken {
     pub sha256: String,
 }
 
+impl NewToken {
+    /// What the file of principals has of the token, which has no end.
+    pub fn config(&self) -> TokenConfig {
+        TokenConfig { id: self.id.clone(), sha256: digest(&self.token), until_us: None }
+    }
+}
+
 /// Why the sender of a request is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthenticated {
@@ -35,6 +43,9 @@ pub enum Unauthenticated {
     /// The credentials are those of nobody.
     #[error("the credentials are unknown")]
     Unknown,
+    /// The user at the other end of the Unix socket is no principal.
+    #[error("credentials are needed: the user {0} of this machine is no principal, and there is no token")]
+    UnknownUser(u32),
     /// The token has ended.
     #[error("the token has ended")]
     Ended,
@@ -57,6 +68,6 @@ pub fn id(token: &str) -> Option<&str> {
 }
 
 /// The SHA-256 of a token.
-pub fn digest(token: &str) -> [u8; 32] {
+pub(super) fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }

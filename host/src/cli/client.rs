@@ -12,20 +12,27 @@ use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client as HyperClient, ResponseFuture};
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
 use super::Options;
 use super::failure::Failure;
+use super::unix::UnixConnector;
 use super::{output, tls};
+use crate::config::socket_path;
 
 /// A client of one server.
 pub struct Client {
     base: String,
     credentials: Option<Credentials>,
-    http: HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Http,
+}
+
+enum Http {
+    Tcp(HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>),
+    Unix(HyperClient<UnixConnector, Full<Bytes>>),
 }
 
 /// A token in a file, which only its owner may read.
@@ -35,19 +42,37 @@ struct Credentials {
     header: RefCell<HeaderValue>,
 }
 
+/// The base URL of requests through a Unix socket: the proxy answers to this host everywhere.
+const LOCALHOST: &str = "http://localhost";
 /// The time-out of a connection attempt, and of an answer that involves no waiting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time-out of a whole call that involves no waiting for a lock.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Client {
-    /// A client for the base URL `base`, which must begin with `http://` or `https://`.
+    /// A client for `base`: the URL of a proxy, or `unix:` and the path of its socket.
     pub fn new(base: &str, options: &Options) -> Result<Client, Failure> {
         let base = base.trim_end_matches('/');
+        let http = match socket_path(base) {
+            Some(path) => {
+                let path = path.map_err(|error| Failure::Usage(format!("the URL of the proxy {error}")))?;
+                let connector = UnixConnector::new(path, CONNECT_TIMEOUT);
+                Http::Unix(HyperClient::builder(TokioExecutor::new()).build(connector))
+            }
+            None => Http::Tcp(Client::over_tcp(base, options)?),
+        };
+        let credentials = options.credentials_file.as_deref().map(Credentials::read).transpose()?;
+        Ok(Client { base: base.to_owned(), credentials, http })
+    }
+
+    fn over_tcp(
+        base: &str,
+        options: &Options,
+    ) -> Result<HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>, Failure> {
         let uri: Uri =
             base.parse().map_err(|error| Failure::Usage(format!("`{base}` is not a URL: {error}")))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
-            let example = "http://127.0.0.1:7070 or https://locks.example.com:7070";
+            let example = "http://127.0.0.1:7070, https://locks.example.com:7070 or unix:/run/locks.sock";
             return Err(Failure::Usage(format!("`{base}` must be like {example}")));
         }
         let mut connector = HttpConnector::new();
@@ -60,14 +85,12 @@ impl Client {
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
-        let http = HyperClient::builder(TokioExecutor::new()).build(connector);
-        let credentials = options.credentials_file.as_deref().map(Credentials::read).transpose()?;
-        if credentials.is_some() && !options.allow_plaintext && is_plain_and_remote(&uri) {
+        if options.credentials_file.is_some() && !options.allow_plaintext && is_plain_and_remote(&uri) {
             output::complain(&format!(
                 "the token is sent to {base} unencrypted; use https://, or --allow-plaintext if something else encrypts it"
             ));
         }
-        Ok(Client { base: base.to_owned(), credentials, http })
+        Ok(HyperClient::builder(TokioExecutor::new()).build(connector))
     }
 
     /// The base URL.
@@ -141,9 +164,10 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(u16, Incoming), Failure> {
+        let base = if let Http::Unix(_) = self.http { LOCALHOST } else { &self.base };
         let mut request = hyper::Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.base))
+            .uri(format!("{base}{path}"))
             .header(CONTENT_TYPE, "application/json");
         if let Some(credentials) = credentials {
             request = request.header(AUTHORIZATION, credentials);
@@ -151,7 +175,11 @@ impl Client {
         let request = request
             .body(Full::new(body))
             .map_err(|error| Failure::Usage(format!("{}{path}: {error}", self.base)))?;
-        let response = self.http.request(request).await.map_err(|error| Failure::NoProxy {
+        let answer: ResponseFuture = match &self.http {
+            Http::Tcp(http) => http.request(request),
+            Http::Unix(http) => http.request(request),
+        };
+        let response = answer.await.map_err(|error| Failure::NoProxy {
             url: self.base.clone(),
             why: root_cause(&error),
             was_asked: !error.is_connect(),
@@ -248,11 +276,11 @@ mod tests {
     }
 
     #[test]
-    fn only_urls_of_http_are_accepted() {
-        for good in ["http://localhost:7070/", "https://localhost:7070"] {
+    fn only_urls_of_http_and_paths_of_sockets_are_accepted() {
+        for good in ["http://localhost:7070/", "https://localhost:7070", "unix:/run/a.sock", "unix:a.sock"] {
             assert!(Client::new(good, &Options::default()).is_ok(), "{good}");
         }
-        for bad in ["localhost:7070", "ftp://x", "", "http://"] {
+        for bad in ["localhost:7070", "ftp://x", "", "http://", "unix:", "unix:@a", "/run/a.sock"] {
             assert!(matches!(Client::new(bad, &Options::default()), Err(Failure::Usage(_))), "{bad}");
         }
     }

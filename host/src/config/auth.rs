@@ -11,6 +11,11 @@ use super::reader::{Document, Env, Section, resolve};
 use super::values::{NAME_RULE, is_plain_name, moment};
 use super::wildcard::Wildcard;
 
+/// -1 is no user.
+const MAX_UID: u32 = u32::MAX - 1;
+/// The user that stands for every user without a number in the user namespace of the proxy.
+const OVERFLOW_UID: u32 = 65_534;
+
 /// Whether clients must authenticate.
 #[derive(Clone, Debug, Default)]
 pub struct AuthConfig {
@@ -32,7 +37,7 @@ pub struct AuthRules {
 }
 
 /// A client, an operator, or a group of clients that need not be told apart.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalConfig {
     /// Its name in logs, in the records of its leases, and for policies.
     pub name: String,
@@ -41,6 +46,8 @@ pub struct PrincipalConfig {
     /// The names in the client certificates that identify it: URIs and DNS names of the subject. No other principal has
     /// them.
     pub certificates: Vec<String>,
+    /// The users of this machine that identify it when they connect to a Unix socket. No other principal has them.
+    pub uids: Vec<u32>,
     /// Its roles. Each of them is in the file.
     pub roles: Vec<String>,
     /// What it may ask of one proxy at a time.
@@ -243,6 +250,10 @@ impl AuthRules {
             if let Some(name) = principal.certificates.iter().find(|name| known(name)) {
                 section.complain("certificates", format!("has `{name}`, which another principal has"));
             }
+            let known = |uid: &u32| principals.iter().any(|other| other.uids.contains(uid));
+            if let Some(uid) = principal.uids.iter().find(|uid| known(uid)) {
+                section.complain("uids", format!("has {uid}, which another principal has"));
+            }
             principals.push(principal);
         }
         top.finish();
@@ -274,10 +285,15 @@ impl PrincipalConfig {
             true => Err("has an empty name; must have URIs or DNS names of certificates".to_owned()),
             false => Ok(names.iter().map(|&name| name.to_owned()).collect()),
         });
+        let uids = section.integers("uids", 0..=MAX_UID);
+        if uids.contains(&OVERFLOW_UID) {
+            let what = "the kernel shows all users as that whom it cannot tell apart (user namespaces)";
+            section.complain("uids", format!("has {OVERFLOW_UID}, but {what}"));
+        }
         let limits = PrincipalLimits::read(&section.section("limits"), limits);
         section.finish();
         let certificates = certificates.unwrap_or_default();
-        Some(PrincipalConfig { name: name?, tokens, certificates, roles, limits })
+        Some(PrincipalConfig { name: name?, tokens, certificates, uids, roles, limits })
     }
 }
 
@@ -418,6 +434,24 @@ mod tests {
                 "auth.toml:5: principal[1].name: `a` is the name of another principal",
             ]
         );
+    }
+
+    #[test]
+    fn users_of_the_machine_belong_to_one_principal() {
+        let principal = |name: &str, uids: &str| format!("[[principal]]\nname = \"{name}\"\nuids = {uids}\n");
+        let rules = principal("a", "[0, 1000]") + &principal("b", "1001");
+        let rules = AuthRules::parse(Path::new("auth.toml"), &rules).unwrap();
+        assert_eq!([&rules.principals[0].uids[..], &rules.principals[1].uids], [&[0, 1000][..], &[1001]]);
+        for (uids, what) in [
+            ("[1, 1000]", "auth.toml:6: principal[1].uids: has 1000, which another principal has"),
+            ("[-1]", "auth.toml:6: principal[1].uids: must be whole numbers from 0 to 4294967294"),
+            ("4294967295", "auth.toml:6: principal[1].uids: must be whole numbers from 0 to 4294967294"),
+            ("[\"root\"]", "auth.toml:6: principal[1].uids: must be whole numbers from 0 to 4294967294"),
+            ("[65534]", "auth.toml:6: principal[1].uids: has 65534, but the kernel shows all users as that"),
+        ] {
+            let faults = faults(&(principal("a", "1000") + &principal("b", uids)));
+            assert!(faults.len() == 1 && faults[0].starts_with(what), "{uids}: {faults:#?}");
+        }
     }
 
     #[test]

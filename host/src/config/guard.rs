@@ -1,7 +1,5 @@
 //! `[[guard]]`: listeners that pass requests on to an application, under locks.
 
-use std::net::SocketAddr;
-
 mod lock;
 mod pattern;
 mod route;
@@ -11,11 +9,12 @@ pub use pattern::{Fit, Matched, Part, PathPattern, Template};
 pub use route::{Extension, GuardRoute};
 
 use super::limits::Limits;
+use super::listen::ListenAddress;
 use super::listeners::ListenerConfig;
 use super::policies::{NO_LOCK, PolicyConfig};
 use super::reader::Section;
 use super::tls::TlsFiles;
-use super::values::{NAME_RULE, address, header_names, is_plain_name};
+use super::values::{NAME_RULE, header_names, is_plain_name};
 
 /// The longest name of an application, which becomes part of a name in the store.
 const MAX_APPLICATION: usize = 48;
@@ -24,7 +23,7 @@ const MAX_APPLICATION: usize = 48;
 #[derive(Clone, Debug)]
 pub struct GuardConfig {
     /// The address that the listener binds.
-    pub listen: SocketAddr,
+    pub listen: ListenAddress,
     /// The name of the application behind the listener. All proxies of one store must derive the same lock names for
     /// requests to the same application.
     pub application: String,
@@ -50,12 +49,14 @@ pub(super) fn read(
     let mut guards: Vec<GuardConfig> = Vec::new();
     let mut silent = Vec::new();
     for section in top.list("guard") {
-        let listen = section.required("listen", address);
-        if let Some(listen) = listen
-            && listen.port() != 0
-            && ([Some(others.api.listen), Some(others.admin.listen), others.health].contains(&Some(listen))
-                || guards.iter().any(|guard| guard.listen == listen))
-        {
+        let listen = section.required("listen", ListenAddress::parse);
+        let mode = ListenAddress::mode(&section);
+        let listen = listen.map(|listen| listen.with_mode(mode));
+        let is_taken = |listen: &&ListenAddress| {
+            let guards = guards.iter().map(|guard| &guard.listen);
+            others.addresses().chain(guards).any(|other| listen.is_taken_by(other))
+        };
+        if let Some(listen) = listen.as_ref().filter(is_taken) {
             section.complain("listen", format!("is {listen}, which another listener has"));
         }
         let sections = section.list("routes");
@@ -72,7 +73,7 @@ pub(super) fn read(
             }
             routes.extend(GuardRoute::read(route, policies, limits));
         }
-        let tls = TlsFiles::read(&section);
+        let tls = TlsFiles::read(&section, listen.as_ref(), false);
         let application =
             section.parsed("application", "default".to_owned(), |text, _| match is_plain_name(text) {
                 true if text.len() <= MAX_APPLICATION => Ok(text.to_owned()),

@@ -218,6 +218,26 @@ impl<'a> Section<'a> {
         texts.and_then(|texts| parse(&texts)).map_err(|what| self.fault(place, key, what)).ok()
     }
 
+    /// Reads a whole number in `range`, or a list of such numbers; empty without the key. Elements of lists have no
+    /// environment variables.
+    pub fn integers(&self, key: &'static str, range: RangeInclusive<u32>) -> Vec<u32> {
+        let Some((given, place)) = self.scalar(key) else { return Vec::new() };
+        let number = |value: &DeValue<'_>| match value {
+            DeValue::Integer(integer) => u32::from_str_radix(integer.as_str(), integer.radix()).ok(),
+            _ => None,
+        };
+        let numbers: Option<Vec<u32>> = match given {
+            Given::Env(text) => text.parse().ok().map(|number| vec![number]),
+            Given::File(DeValue::Array(items)) => items.iter().map(|item| number(item.get_ref())).collect(),
+            Given::File(one) => number(one).map(|number| vec![number]),
+        };
+        numbers.filter(|numbers| numbers.iter().all(|number| range.contains(number))).unwrap_or_else(|| {
+            let bound = format!("whole numbers from {} to {}", range.start(), range.end());
+            self.fault(place, key, format!("must be {bound}, or one of them"));
+            Vec::new()
+        })
+    }
+
     /// Declares a key that is only read under a condition, so that suggestions for misspelt keys include it.
     pub fn know(&self, key: &'static str) {
         self.known.borrow_mut().push(key);

@@ -53,7 +53,7 @@ fn all_faults_are_reported_with_their_lines() {
         faults,
         [
             "config.toml:2: store.lanes: is 0; must be a whole number from 1 to 64",
-            "config.toml:5: api.listen: `here` is not an address; must be like 127.0.0.1:7070 or [::1]:7070",
+            "config.toml:5: api.listen: `here` is not an address; must be like 127.0.0.1:7070, [::1]:7070 or unix:/run/locks.sock",
             "config.toml:6: unknown key `limit`; did you mean `limits`?",
         ]
     );
@@ -97,6 +97,27 @@ fn bounds_are_checked_against_each_other() {
     let text = "[api]\nlisten = \"127.0.0.1:7071\"";
     assert!(fault(text).contains("admin.listen: is 127.0.0.1:7071, which is api.listen, too"));
     parse("[api]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"").unwrap();
+}
+
+#[test]
+fn unix_sockets_are_of_this_machine_and_have_no_tls() {
+    let socket = |section: &str, more: &str| format!("[{section}]\nlisten = \"unix:{section}.sock\"\n{more}");
+    let config =
+        parse(&format!("{}{}", socket("api", ""), socket("admin", "socket_mode = \"0600\"\n"))).unwrap();
+    let unix = |path: &str, mode| ListenAddress::Unix { path: path.into(), mode };
+    assert_eq!(config.listeners.api.listen, unix("api.sock", 0o660));
+    assert_eq!(config.listeners.admin.listen, unix("admin.sock", 0o600));
+    let tls = "tls = { cert = \"Cargo.toml\", key = \"Cargo.toml\" }\n";
+    let text = fault(&socket("api", tls));
+    assert!(text.contains("config.toml:3: api.tls: has no use here"), "{text}");
+    for mode in ["0400", "1777", "rw", ""] {
+        let text = fault(&socket("api", &format!("socket_mode = \"{mode}\"\n")));
+        assert!(text.contains(&format!("api.socket_mode: is `{mode}`; must be like \"0660\"")), "{text}");
+    }
+    let same = format!("{}[admin]\nlisten = \"unix:api.sock\"\n", socket("api", ""));
+    assert!(fault(&same).contains("admin.listen: is unix:api.sock, which is api.listen, too"));
+    let text = fault("[fleet]\nlisten = \"unix:fleet.sock\"\n");
+    assert!(text.contains("fleet.listen: `unix:fleet.sock` is not an address"), "{text}");
 }
 
 #[test]
@@ -219,7 +240,7 @@ fn faults_of_the_environment_name_the_variable() {
     assert_eq!(
         faults,
         [
-            "LOCKKEEPER_API_LISTEN: api.listen: `` is not an address; must be like 127.0.0.1:7070 or [::1]:7070",
+            "LOCKKEEPER_API_LISTEN: api.listen: `` is not an address; must be like 127.0.0.1:7070, [::1]:7070 or unix:/run/locks.sock",
             "LOCKKEEPER_STORE_LANES: store.lanes: is `many`; must be a whole number from 1 to 64",
         ]
     );

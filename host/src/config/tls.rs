@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::listen::ListenAddress;
 use super::reader::Section;
 use super::values::file;
 
@@ -20,37 +21,31 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Reads `tls` of a listener; `None` if there is none, or if it has faults.
-    pub(super) fn read(listener: &Section<'_>) -> Option<TlsFiles> {
-        TlsFiles::section(listener).and_then(|section| {
-            let files = TlsFiles::server(&section, None, None);
-            section.finish();
-            files
-        })
-    }
-
-    /// As [`TlsFiles::read`], for a listener whose clients may have certificates.
-    pub(super) fn read_with_clients(listener: &Section<'_>) -> Option<TlsFiles> {
-        TlsFiles::section(listener).and_then(|section| {
-            let path = |key| section.parsed(key, None, |text, place| file(text, place).map(Some));
-            let (client_ca, crl) = (path("client_ca"), path("crl"));
-            if crl.is_some() && !section.holds("client_ca") {
-                section
-                    .complain("crl", "needs client_ca: without it, clients are not asked for certificates");
-            }
-            let files = TlsFiles::server(&section, client_ca, crl);
-            section.finish();
-            files
-        })
-    }
-
-    fn section<'a>(listener: &Section<'a>) -> Option<Section<'a>> {
+    /// Reads `tls` of a listener at `listen`; `None` if there is none, or if it has faults. `with_clients`: clients may
+    /// have certificates.
+    pub(super) fn read(
+        listener: &Section<'_>,
+        listen: Option<&ListenAddress>,
+        with_clients: bool,
+    ) -> Option<TlsFiles> {
         listener.know("tls");
-        listener.holds("tls").then(|| listener.section("tls"))
-    }
-
-    fn server(section: &Section<'_>, client_ca: Option<PathBuf>, crl: Option<PathBuf>) -> Option<TlsFiles> {
+        if !listener.holds("tls") {
+            return None;
+        }
+        if let Some(ListenAddress::Unix { .. }) = listen {
+            listener.complain("tls", "has no use here: no other machine can reach a Unix socket");
+        }
+        let section = listener.section("tls");
+        let path = |key| match with_clients {
+            true => section.parsed(key, None, |text, place| file(text, place).map(Some)),
+            false => None,
+        };
+        let (client_ca, crl) = (path("client_ca"), path("crl"));
+        if crl.is_some() && !section.holds("client_ca") {
+            section.complain("crl", "needs client_ca: without it, clients are not asked for certificates");
+        }
         let (cert, key) = (section.required("cert", file), section.required("key", file));
+        section.finish();
         Some(TlsFiles { cert: cert?, key: key?, client_ca, crl })
     }
 

@@ -14,6 +14,7 @@ use crate::audit::{Audit, Entry};
 use crate::auth::{Auth, Credentials, Guesses, Identity, token_id};
 use crate::config::{HttpLimits, Verb};
 use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
+use crate::net::PeerAddress;
 use crate::service::Principal;
 use crate::telemetry::Metrics;
 
@@ -89,7 +90,7 @@ impl Access {
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
             true => {
-                let presented = presented(request.headers(), &peer.names)?;
+                let presented = presented(request.headers(), of_connection(peer))?;
                 let identified = self.identify(presented.credentials(), peer);
                 if let (Err(_), Some(entry)) = (&identified, &mut *entry) {
                     entry.refused_credential = presented.token_id().map(str::to_owned);
@@ -106,7 +107,7 @@ impl Access {
         };
         if let Some(entry) = entry {
             entry.principal = Some(identity.name().to_string());
-            entry.credential = Some(identity.credential().to_owned());
+            entry.credential = Some(identity.credential());
         }
         // Before anything else is answered, so that refused requests count as well.
         let counts = !matches!(found, Ok((Route { counts: false, .. }, _)));
@@ -231,6 +232,8 @@ pub enum Presented<'a> {
     Basic(String),
     /// The names in the certificate of the connection.
     Names(&'a [String]),
+    /// The user at the other end of a Unix socket.
+    User(u32),
 }
 
 impl Presented<'_> {
@@ -244,6 +247,7 @@ impl Presented<'_> {
             },
             Presented::Names([]) => Credentials::None,
             Presented::Names(names) => Credentials::Certificate(names),
+            Presented::User(uid) => Credentials::User(*uid),
         }
     }
 
@@ -251,21 +255,28 @@ impl Presented<'_> {
     fn token_id(&self) -> Option<&str> {
         match self.credentials() {
             Credentials::Token(token) | Credentials::Password(_, token) => token_id(token),
-            Credentials::None | Credentials::Certificate(_) => None,
+            Credentials::None | Credentials::Certificate(_) | Credentials::User(_) => None,
         }
     }
 }
 
-/// The credentials of a request with these headers, on a connection whose certificate has these names. A header counts
-/// more than the certificate.
+fn of_connection(peer: &Peer) -> Presented<'_> {
+    match peer.address {
+        PeerAddress::Unix { uid, .. } => Presented::User(uid),
+        PeerAddress::Tcp(_) => Presented::Names(&peer.names),
+    }
+}
+
+/// The credentials of a request with these headers. A header counts more than `of_connection`, what the connection says
+/// of its client.
 ///
 /// # Errors
 /// The header is given twice, or is not understood.
-pub fn presented<'a>(headers: &'a HeaderMap, names: &'a [String]) -> Result<Presented<'a>, Refusal> {
+pub fn presented<'a>(headers: &'a HeaderMap, of_connection: Presented<'a>) -> Result<Presented<'a>, Refusal> {
     let refused = |detail| Err(Refusal::new(Code::Unauthenticated, detail));
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = match (values.next(), values.next()) {
-        (None, _) => return Ok(Presented::Names(names)),
+        (None, _) => return Ok(of_connection),
         (Some(value), None) => value.to_str().unwrap_or_default(),
         (Some(_), Some(_)) => return refused("there are two headers `Authorization`"),
     };

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::input::{joined, one_of};
 use crate::auth::Credentials;
-use crate::fronts::admission::presented;
+use crate::fronts::admission::{Presented, presented};
 use crate::fronts::{fields, lease_id};
 use crate::http::{Query, decode_form, decode_path};
 use crate::lock::{Key, LeaseRef, Space, Token};
@@ -173,7 +173,7 @@ fn credentials(u: &mut Unstructured<'_>) -> Result<()> {
         }
     }
     let names = ["spiffe://a/b".to_owned()];
-    if let Ok(presented) = presented(&headers, &names) {
+    if let Ok(presented) = presented(&headers, Presented::Names(&names)) {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         assert_eq!(values.next().is_none(), presented.credentials() == Credentials::Certificate(&names));
         assert!(values.next().is_none(), "{headers:?}");
@@ -181,7 +181,7 @@ fn credentials(u: &mut Unstructured<'_>) -> Result<()> {
     let (user, token) = (one_of(u, &["a", "", "b c"])?, u.arbitrary::<&str>()?);
     let basic = format!("basic {}", STANDARD.encode(format!("{user}:{token}")));
     let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::try_from(basic).expect("a value"))]);
-    let presented = presented(&headers, &[]).ok();
+    let presented = presented(&headers, Presented::Names(&[])).ok();
     assert_eq!(
         presented.as_ref().map(|presented| presented.credentials()),
         Some(Credentials::Password(user, token))

@@ -1,6 +1,8 @@
 //! Headers of proxied requests and answers: hop-by-hop headers are removed, and only the proxy may set its own
 //! headers.
 
+use std::net::IpAddr;
+
 use hyper::header::{
     self, CONNECTION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
@@ -113,13 +115,20 @@ pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>,
     }
     let ip = peer.address.ip();
     let proto = if peer.tls { "https" } else { "http" };
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
+    let node = match ip {
+        Some(IpAddr::V4(ip)) => ip.to_string(),
+        Some(IpAddr::V6(ip)) => format!("\"[{ip}]\""),
+        // A client of a Unix socket has no address.
+        None => "unknown".to_owned(),
+    };
     let host_text = host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
     let forwarded = match host_text {
         Some(host) => format!("for={node};host=\"{host}\";proto={proto}"),
         None => format!("for={node};proto={proto}"),
     };
-    add(headers, FORWARDED_FOR, &ip.to_string(), trust);
+    if let Some(ip) = ip {
+        add(headers, FORWARDED_FOR, &ip.to_string(), trust);
+    }
     add(headers, header::FORWARDED, &forwarded, trust);
     if !trust || !headers.contains_key(FORWARDED_PROTO) {
         headers.insert(FORWARDED_PROTO, HeaderValue::from_static(proto));
@@ -169,6 +178,8 @@ pub fn join_cookies(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
     use crate::net;
 
@@ -217,7 +228,7 @@ mod tests {
 
     #[test]
     fn forwarded_headers_name_the_client_and_are_kept_only_from_trusted_peers() {
-        let peer = Peer::new(net::Peer::new("[2001:db8::1]:5".parse().unwrap(), true));
+        let peer = Peer::new(net::Peer::new("[2001:db8::1]:5".parse::<SocketAddr>().unwrap(), true));
         let host = HeaderValue::from_static("shop.example");
         let lie = [
             ("x-forwarded-for", "1.2.3.4"),
@@ -240,6 +251,14 @@ mod tests {
         forward(&mut headers, &peer, Some(&host), true);
         assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 2001:db8::1");
         assert_eq!(headers["x-forwarded-proto"], "ftp");
+        let local = Peer::new(net::Peer::new(net::PeerAddress::Unix { uid: 1, pid: None }, false));
+        let mut headers = map(&lie);
+        forward(&mut headers, &local, Some(&host), false);
+        assert!(!headers.contains_key("x-forwarded-for"), "{headers:?}");
+        assert_eq!(headers["forwarded"], "for=unknown;host=\"shop.example\";proto=http");
+        let mut headers = map(&lie);
+        forward(&mut headers, &local, Some(&host), true);
+        assert_eq!(headers["x-forwarded-for"], "1.2.3.4", "the proxy before it has said who the client is");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::net::bind;
 
 mod encrypted;
 mod framing;
@@ -97,7 +96,7 @@ fn start(limits: HttpLimits) -> Server {
 }
 
 fn start_with(handler: impl Handler, limits: HttpLimits, waiting: Arc<AtomicUsize>) -> Server {
-    start_on(Listener::plain(bind("127.0.0.1:0".parse().unwrap()).unwrap()), handler, limits, waiting)
+    start_on(Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap(), handler, limits, waiting)
 }
 
 fn start_on(
@@ -106,7 +105,7 @@ fn start_on(
     limits: HttpLimits,
     waiting: Arc<AtomicUsize>,
 ) -> Server {
-    let address = listener.tcp.local_addr().unwrap();
+    let address = listener.address().unwrap().to_string().parse().unwrap();
     let stop = CancellationToken::new();
     let task = tokio::spawn(serve(listener, handler, limits, Metrics::default(), stop.clone()));
     Server { address, waiting, stop, task }

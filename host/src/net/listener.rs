@@ -9,26 +9,71 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
 use tracing::debug;
 
-use super::peer::PEER_TIMEOUT;
+use super::Stream;
+use super::peer::{PEER_TIMEOUT, PeerAddress};
 use super::tls::Tls;
+use super::unix::UnixSocket;
+use crate::config::ListenAddress;
 
 /// A listening socket, with TLS if its connections use TLS.
 pub struct Listener {
-    /// The listening socket.
-    pub tcp: TcpListener,
-    /// `None`: connections do not use TLS.
-    pub tls: Option<Arc<Tls>>,
+    socket: Socket,
+    tls: Option<Arc<Tls>>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixSocket),
 }
 
 impl Listener {
-    /// A listener without TLS.
-    pub fn plain(tcp: TcpListener) -> Listener {
-        Listener { tcp, tls: None }
+    /// Listens on an address, without TLS. The file of a Unix socket is removed when the listener is dropped.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or another process listens there.
+    pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
+        let socket = match address {
+            ListenAddress::Tcp(address) => Socket::Tcp(bind(*address)?),
+            ListenAddress::Unix { path, mode } => Socket::Unix(UnixSocket::bind(path, *mode, BACKLOG)?),
+        };
+        Ok(Listener { socket, tls: None })
     }
 
-    /// A listener with TLS.
-    pub fn tls(tcp: TcpListener, tls: Arc<Tls>) -> Listener {
-        Listener { tcp, tls: Some(tls) }
+    /// The same listener, whose connections use TLS if it listens on TCP.
+    pub fn with_tls(self, tls: Arc<Tls>) -> Listener {
+        Listener { tls: Some(tls), ..self }
+    }
+
+    /// The address, with the port that the system has chosen for port 0.
+    ///
+    /// # Errors
+    /// The system does not know the address.
+    pub fn address(&self) -> io::Result<ListenAddress> {
+        Ok(match &self.socket {
+            Socket::Tcp(listener) => ListenAddress::Tcp(listener.local_addr()?),
+            Socket::Unix(UnixSocket { path, mode, .. }) => {
+                ListenAddress::Unix { path: path.clone(), mode: *mode }
+            }
+        })
+    }
+
+    /// `None`: connections do not use TLS.
+    pub fn tls(&self) -> Option<&Arc<Tls>> {
+        self.tls.as_ref()
+    }
+
+    /// The next connection, before TLS.
+    pub(super) async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
+        match &self.socket {
+            Socket::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                Ok((Stream::Plain(stream), address.into()))
+            }
+            Socket::Unix(socket) => {
+                let (stream, address) = socket.accept().await?;
+                Ok((Stream::Unix(Box::new(stream)), address))
+            }
+        }
     }
 }
 
@@ -39,8 +84,7 @@ const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
 /// The time between two probes of a silent peer.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
 
-/// Listens on an address. Port 0 selects any free port.
-pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;

@@ -1,6 +1,7 @@
 //! The bytes of a connection.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -9,12 +10,16 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
+use super::timed::TimedStream;
+
 /// A client's connection.
 pub enum Stream {
     /// A connection without TLS.
     Plain(TcpStream),
     /// Boxed: the TLS state is large, and plain connections would otherwise reserve memory for it.
     Tls(Box<TlsStream<TcpStream>>),
+    /// A connection on a Unix socket.
+    Unix(Box<TimedStream>),
 }
 
 /// How long the server waits for a client to read the last answer of a connection that is closed early.
@@ -26,22 +31,24 @@ impl Stream {
     /// The protocol that the client negotiated in its TLS handshake, if it did.
     pub fn alpn(&self) -> Option<&[u8]> {
         match self {
-            Stream::Plain(_) => None,
+            Stream::Plain(_) | Stream::Unix(_) => None,
             Stream::Tls(stream) => stream.get_ref().1.alpn_protocol(),
         }
     }
 
-    /// The connection below TLS.
-    pub(super) fn tcp(&self) -> &TcpStream {
+    /// The socket of the connection.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream.get_ref().0,
+            Stream::Plain(stream) => stream.as_fd(),
+            Stream::Tls(stream) => stream.get_ref().0.as_fd(),
+            Stream::Unix(stream) => stream.socket().as_fd(),
         }
     }
 
-    /// Ends the connection with a reset, so that the client's system reports an error.
+    /// Ends the connection with a reset, so that the client's system reports an error. On a Unix socket, there are no
+    /// resets: the client sees the end of the bytes.
     pub fn reset(self) {
-        let _ = socket2::SockRef::from(self.tcp()).set_linger(Some(Duration::ZERO));
+        let _ = socket2::SockRef::from(&self.socket()).set_linger(Some(Duration::ZERO));
     }
 
     /// Sends the last bytes of a connection that is closed early, and [lingers](Stream::linger).
@@ -77,6 +84,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -86,6 +94,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -93,6 +102,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -100,6 +110,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -40,15 +41,15 @@ impl Protocol for Echo {
 }
 
 struct Server {
-    address: SocketAddr,
+    address: String,
     refused: Arc<AtomicUsize>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 fn start(when_full: WhenFull) -> Server {
-    let tcp = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = tcp.local_addr().unwrap();
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.address().unwrap().to_string();
     let limits = Limits {
         max_connections: 1,
         max_per_address: None,
@@ -57,13 +58,13 @@ fn start(when_full: WhenFull) -> Server {
     };
     let (refused, stop) = (Arc::default(), CancellationToken::new());
     let echo = Echo { limits, refused: Arc::clone(&refused) };
-    let task = tokio::spawn(serve(Listener::plain(tcp), echo, stop.clone()));
+    let task = tokio::spawn(serve(listener, echo, stop.clone()));
     Server { address, refused, stop, task }
 }
 
 impl Server {
     async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.address).await.unwrap()
+        TcpStream::connect(&self.address).await.unwrap()
     }
 }
 
@@ -116,5 +117,5 @@ async fn a_stop_ends_the_listener_and_waits_for_the_connections() {
     server.stop.cancel();
     tokio::time::timeout(Duration::from_secs(1), server.task).await.expect("the server ends").unwrap();
     assert_eq!(client.read(&mut [0; 4]).await.unwrap(), 0);
-    assert!(TcpStream::connect(server.address).await.is_err());
+    assert!(TcpStream::connect(&server.address).await.is_err());
 }

@@ -4,6 +4,7 @@
 //! take seconds to open, and some are closed after an answer. If the proxy closes a connection, the work on it ends.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,7 +124,7 @@ pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
         health: None,
     };
     vec![GuardConfig {
-        listen: ([127, 0, 0, 1], 1).into(),
+        listen: SocketAddr::from(([127, 0, 0, 1], 1)).into(),
         application: "application".to_owned(),
         tls: None,
         trust_forwarded: false,
@@ -226,7 +227,7 @@ pub fn connection() -> (DuplexStream, DuplexStream) {
 
 /// The proxy's side of a client connection.
 pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
-    let peer = Arc::new(Peer::new(net::Peer::new(([10, 0, 0, 1], 1).into(), false)));
+    let peer = Arc::new(Peer::new(net::Peer::new(SocketAddr::from(([10, 0, 0, 1], 1)), false)));
     let answer = service_fn(move |request| {
         let (front, peer) = (front.clone(), peer.clone());
         async move { Ok::<_, Infallible>(front.handle(request, &peer).await) }

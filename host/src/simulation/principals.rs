@@ -1,8 +1,8 @@
 //! The authenticated clients of a run.
 
 use super::options::Options;
-use crate::auth::{Auth, Credentials, NewToken, new_token, token_digest};
-use crate::config::{AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb, Wildcard};
+use crate::auth::{Auth, Credentials, NewToken, new_token};
+use crate::config::{AuthRules, PrincipalConfig, Role, Rule, Verb, Wildcard};
 use crate::service::Principal;
 
 /// The principal of client number `n`, and another one. Both may lock everything.
@@ -13,14 +13,9 @@ pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
     let tokens = [new_token(), new_token()];
     let principal = |(name, token): (&str, &NewToken)| PrincipalConfig {
         name: name.to_owned(),
-        tokens: vec![TokenConfig {
-            id: token.id.clone(),
-            sha256: token_digest(&token.token),
-            until_us: None,
-        }],
-        certificates: Vec::new(),
+        tokens: vec![token.config()],
         roles: vec!["all".to_owned()],
-        limits: PrincipalLimits::default(),
+        ..PrincipalConfig::default()
     };
     let everything = Rule { verbs: Verb::ALL.to_vec(), on: Wildcard::new("*") };
     let rules = AuthRules {

@@ -16,6 +16,7 @@ mod command_line;
 mod encrypted;
 mod limits;
 mod rules;
+mod sockets;
 mod store;
 
 /// A store, a proxy that asks for tokens, and a token for each of its principals.

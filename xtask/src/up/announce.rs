@@ -1,13 +1,16 @@
 //! Waits until the proxy is ready, and tells the user what to do with it.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::parent_id;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+use crate::settings::Address;
 
 const POLL: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -17,9 +20,9 @@ const NEWS: Duration = Duration::from_secs(5);
 #[derive(clap::Args)]
 pub struct Args {
     #[arg(long)]
-    api: SocketAddr,
+    api: Address,
     #[arg(long)]
-    admin: SocketAddr,
+    admin: Address,
     /// Where guarded routes are served.
     #[arg(long = "guard", value_name = "URL")]
     guards: Vec<String>,
@@ -32,7 +35,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let began = Instant::now();
     let mut told = began;
     while parent_id() == args.parent && began.elapsed() < PATIENCE {
-        let answer = ready(args.admin);
+        let answer = ready(&args.admin);
         if let Ok((200, _)) = answer {
             if parent_id() == args.parent {
                 welcome(args);
@@ -53,10 +56,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The status and body of `GET /ready`.
-fn ready(admin: SocketAddr) -> Result<(u16, String)> {
+fn ready(admin: &Address) -> Result<(u16, String)> {
     let second = Duration::from_secs(1);
-    let mut stream = TcpStream::connect_timeout(&reachable(admin), second).context("no connection")?;
-    stream.set_read_timeout(Some(second))?;
+    match admin {
+        Address::Tcp(address) => {
+            let stream = TcpStream::connect_timeout(address, second).context("no connection")?;
+            stream.set_read_timeout(Some(second))?;
+            ask(stream)
+        }
+        Address::Unix(path) => {
+            let stream = UnixStream::connect(path).context("no connection")?;
+            stream.set_read_timeout(Some(second))?;
+            ask(stream)
+        }
+    }
+}
+
+fn ask(mut stream: impl Read + Write) -> Result<(u16, String)> {
     stream.write_all(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     // The answer ends with the connection; if it is kept open, with the silence after it.
@@ -70,24 +86,28 @@ fn ready(admin: SocketAddr) -> Result<(u16, String)> {
     Ok((status.context("that is no HTTP")?, body.trim().to_owned()))
 }
 
-/// An address to connect to, for one to listen on.
-pub fn reachable(mut address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
+/// The URL of a listener, or its socket.
+pub fn url(scheme: &str, address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => format!("{scheme}://{address}"),
+        socket @ Address::Unix(_) => socket.to_string(),
     }
-    address
 }
 
 fn welcome(args: &Args) {
-    let (api, admin) = (reachable(args.api), reachable(args.admin));
+    let (api, admin) = (url("http", &args.api), url("http", &args.admin));
     let guards: String = args.guards.iter().map(|url| format!("\n  guard  {url}")).collect();
+    let curl = match &args.api {
+        Address::Tcp(address) => format!("curl -s http://{address}/v1/acquire"),
+        Address::Unix(path) => {
+            format!("curl -s --unix-socket {} http://localhost/v1/acquire", path.display())
+        }
+    };
     eprintln!(
         "\nLockkeeper is ready.\n\
-         \n  API    http://{api}\n  admin  http://{admin}   (/metrics, /v1/policies){guards}\n\
+         \n  API    {api}\n  admin  {admin}   (/metrics, /v1/policies){guards}\n\
          \nTake a lock for 10 seconds, from another terminal:\n\
-         \n  curl -s http://{api}/v1/acquire -d '{{\"resource\": \"orders/42\", \"ttl_ms\": 10000}}'\n\
+         \n  {curl} -d '{{\"resource\": \"orders/42\", \"ttl_ms\": 10000}}'\n\
          \nCtrl-C stops the proxy and its server; the data stays.\n"
     );
 }

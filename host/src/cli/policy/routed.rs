@@ -1,6 +1,5 @@
 //! Routes a request through the guarded routes of a config.toml.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +9,9 @@ use serde_json::{Map, Value, json};
 use super::tools::{self, Question};
 use super::trial::{Line, TryArgs, text_or_file};
 use crate::cli::failure::Failure;
-use crate::config::{Config, GuardConfig, GuardLock, Matched, PolicyConfig, PolicySource, process_env};
+use crate::config::{
+    Config, GuardConfig, GuardLock, ListenAddress, Matched, PolicyConfig, PolicySource, process_env,
+};
 use crate::http::Problem;
 use crate::policy::PlanRequest;
 use crate::route::{self, Asked, Seen};
@@ -19,7 +20,7 @@ use crate::route::{self, Asked, Seen};
 pub struct Taken {
     /// The route's name in faults of config.toml: `guard[0].routes[2]`.
     name: String,
-    listen: SocketAddr,
+    listen: ListenAddress,
     path: String,
     upstreams: Vec<String>,
     /// `None` if the route takes no lock.
@@ -43,13 +44,13 @@ pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Qu
         Failure::Usage(faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
     })?;
     let parts = parts(line, &args.headers)?;
-    let mut found = find(&config.guards, args.listen, &parts)?.into_iter();
+    let mut found = find(&config.guards, args.listen.as_ref(), &parts)?.into_iter();
     let first = found.next().ok_or_else(|| answered(&Problem::not_found(parts.uri.path())))?;
     let guard = &config.guards[first.guard];
     let route = &guard.routes[first.route];
     let mut taken = Taken {
         name: first.name(),
-        listen: guard.listen,
+        listen: guard.listen.clone(),
         path: route.path.to_string(),
         upstreams: route.upstreams.clone(),
         resource: None,
@@ -77,8 +78,13 @@ pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Qu
 }
 
 /// The first matching route of each listener, or of the chosen listener.
-fn find(guards: &[GuardConfig], listen: Option<SocketAddr>, parts: &Parts) -> Result<Vec<Found>, Failure> {
-    let is_chosen = |guard: &GuardConfig| listen.is_none_or(|listen| guard.listen == listen);
+fn find(
+    guards: &[GuardConfig],
+    listen: Option<&ListenAddress>,
+    parts: &Parts,
+) -> Result<Vec<Found>, Failure> {
+    let is_chosen =
+        |guard: &GuardConfig| listen.is_none_or(|listen| guard.listen.to_string() == listen.to_string());
     if !guards.iter().any(is_chosen) {
         let known: Vec<String> = guards.iter().map(|guard| guard.listen.to_string()).collect();
         return Err(Failure::Usage(match listen {

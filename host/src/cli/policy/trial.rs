@@ -1,6 +1,5 @@
 //! `policy try`: shows the answer of a component to one request.
 
-use std::net::SocketAddr;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use super::tools::{self, Question, Tried};
 use crate::cli::args::{self, Mode};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::config::{EngineLimits, Fit, Limits, MAX_SEEN_BYTES, Matched, PathPattern};
+use crate::config::{EngineLimits, Fit, Limits, ListenAddress, MAX_SEEN_BYTES, Matched, PathPattern};
 use crate::lock;
 use crate::lock::record::HttpView;
 use crate::policy::{Plan, PlanRequest, RefusalResponse};
@@ -35,7 +34,7 @@ pub struct TryArgs {
     config: Option<PathBuf>,
     /// The guarded listener of --config that receives the request [default: the first with a route for the request]
     #[arg(long, value_name = "ADDRESS", requires = "config")]
-    pub(super) listen: Option<SocketAddr>,
+    pub(super) listen: Option<ListenAddress>,
     /// A guarded request: method and path, e.g. 'POST /orders/42/pay?x=1'
     #[arg(long, value_parser = line, value_name = "LINE")]
     request: Option<Line>,

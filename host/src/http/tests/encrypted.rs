@@ -61,7 +61,7 @@ fn encrypted(limits: HttpLimits) -> Encrypted {
     fs::write(&key_file, signing_key.serialize_pem()).unwrap();
     let files = TlsFiles { cert: cert_file, key: key_file, client_ca: None, crl: None };
     let config = Tls::load(&files, ALPN).unwrap();
-    let listener = Listener::tls(bind("127.0.0.1:0".parse().unwrap()).unwrap(), config);
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap().with_tls(config);
     let waiting = Arc::new(AtomicUsize::new(0));
     let server = start_on(listener, Front { waiting: Arc::clone(&waiting) }, limits, waiting);
     Encrypted { server, cert: cert.der().clone() }

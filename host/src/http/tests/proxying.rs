@@ -153,7 +153,7 @@ async fn a_handler_knows_its_peer() {
 
 #[test]
 fn an_ipv4_peer_of_an_ipv6_listener_is_an_ipv4_peer() {
-    let peer = net::Peer::new("[::ffff:10.1.2.3]:80".parse().unwrap(), false);
+    let peer = net::Peer::new("[::ffff:10.1.2.3]:80".parse::<SocketAddr>().unwrap(), false);
     assert_eq!(peer.address.to_string(), "10.1.2.3:80");
 }
 

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -27,19 +27,24 @@ struct Caller {
     conversation: Conversation,
 }
 
+fn listening() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let address = listener.address().expect("bound").to_string().parse().expect("TCP");
+    (listener, address)
+}
+
 impl Called {
     async fn start() -> Called {
-        let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = tcp.local_addr().expect("an address");
-        Called::with(tcp, address, NAME.to_owned())
+        let (listener, address) = listening();
+        Called::with(listener, address, NAME.to_owned())
     }
 
-    fn with(tcp: TcpListener, address: SocketAddr, name: String) -> Called {
+    fn with(listener: Listener, address: SocketAddr, name: String) -> Called {
         let (secret, metrics) = (latest::Sender::new(Some(PeerSecret::random())), Metrics::default());
         let (wakes, woken) = unbounded_channel();
         let wake = move |key| wakes.send(key).expect("the test goes on");
         let notified = Notifications::new(name, secret.subscribe(), metrics.clone(), wake);
-        let serving = tokio::spawn(net::serve(Listener::plain(tcp), notified, CancellationToken::new()));
+        let serving = tokio::spawn(net::serve(listener, notified, CancellationToken::new()));
         Called { address, secret, metrics, woken, _serving: AbortOnDropHandle::new(serving) }
     }
 
@@ -180,10 +185,9 @@ async fn a_slow_caller_does_not_keep_its_place() {
 /// Strangers open connections as fast as they can, and keep them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_keep_no_proxy_out() {
-    let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = tcp.local_addr().expect("an address");
+    let (listener, address) = listening();
     let name = wire::name(address, "elsewhere", 1);
-    let mut called = Called::with(tcp, address, name.clone());
+    let mut called = Called::with(listener, address, name.clone());
     let peers = PeerClient::new(address, called.secret.subscribe());
     let connections = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = connections.clone();

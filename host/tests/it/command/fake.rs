@@ -64,12 +64,12 @@ impl Fake {
     /// Starts a server whose locks have this primitive.
     pub fn of(primitive: &'static str, ttl_ms: u32) -> Fake {
         let state = Arc::<Mutex<State>>::default();
-        let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let listener = net::Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("http://{}", listener.address().unwrap());
         let stop = CancellationToken::new();
         let front = Front { state: state.clone(), primitive, ttl_ms, stop: stop.clone() };
         let (limits, metrics) = (HttpLimits::default(), Metrics::default());
-        tokio::spawn(http::serve(net::Listener::plain(listener), front, limits, metrics, stop.clone()));
+        tokio::spawn(http::serve(listener, front, limits, metrics, stop.clone()));
         Fake { url, state, stop }
     }
 

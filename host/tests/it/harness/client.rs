@@ -1,19 +1,51 @@
 //! A client of the lock API and the admin API.
 
+use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::ResponseFuture;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
 
 /// A client, which keeps its connections and is cheap to clone.
 #[derive(Clone)]
 pub struct Client {
-    http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
-    address: SocketAddr,
+    server: Server,
     token: Option<String>,
+}
+
+#[derive(Clone)]
+enum Server {
+    Tcp(Pooled<HttpConnector>, SocketAddr),
+    Unix(Pooled<Socket>),
+}
+
+type Pooled<C> = hyper_util::client::legacy::Client<C, Full<Bytes>>;
+
+/// Connects to the Unix socket at this path.
+#[derive(Clone)]
+struct Socket(PathBuf);
+
+impl tower_service::Service<hyper::Uri> for Socket {
+    type Response = TokioIo<UnixStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<UnixStream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: hyper::Uri) -> Self::Future {
+        let path = self.0.clone();
+        Box::pin(async { UnixStream::connect(path).await.map(TokioIo::new) })
+    }
 }
 
 /// An answer that is read line by line. Dropping it closes its connection.
@@ -36,13 +68,19 @@ impl Client {
     /// A client that uses HTTP/2 from the start.
     pub fn http2(address: SocketAddr) -> Client {
         let mut builder = hyper_util::client::legacy::Client::builder(TokioExecutor::new());
-        Client { http: builder.http2_only(true).build_http(), address, token: None }
+        Client { server: Server::Tcp(builder.http2_only(true).build_http(), address), token: None }
     }
 
     /// A client that uses HTTP/1.1.
     pub fn new(address: SocketAddr) -> Client {
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Client { http, address, token: None }
+        Client { server: Server::Tcp(http, address), token: None }
+    }
+
+    /// A client that uses HTTP/1.1 through a Unix socket.
+    pub fn unix(path: &Path) -> Client {
+        let builder = hyper_util::client::legacy::Client::builder(TokioExecutor::new());
+        Client { server: Server::Unix(builder.build(Socket(path.to_owned()))), token: None }
     }
 
     /// The same client, which sends this token with each request.
@@ -52,7 +90,17 @@ impl Client {
 
     /// The address of the server.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        match &self.server {
+            Server::Tcp(_, address) => *address,
+            Server::Unix(_) => panic!("the server has a Unix socket"),
+        }
+    }
+
+    fn ask(&self, request: hyper::Request<Full<Bytes>>) -> ResponseFuture {
+        match &self.server {
+            Server::Tcp(http, _) => http.request(request),
+            Server::Unix(http) => http.request(request),
+        }
     }
 
     /// Sends a request. `None` if there is no complete answer.
@@ -78,7 +126,7 @@ impl Client {
     }
 
     async fn try_request(&self, request: hyper::Request<Full<Bytes>>) -> Option<Response> {
-        let response = self.http.request(request).await.ok()?;
+        let response = self.ask(request).await.ok()?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.ok()?.to_bytes();
         let json = serde_json::from_slice(&body).unwrap_or(Value::Null);
@@ -87,8 +135,11 @@ impl Client {
     }
 
     fn request(&self, method: &str, path: &str, body: impl Into<Bytes>) -> hyper::Request<Full<Bytes>> {
-        let mut request =
-            hyper::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let host = match &self.server {
+            Server::Tcp(_, address) => address.to_string(),
+            Server::Unix(_) => "localhost".to_owned(),
+        };
+        let mut request = hyper::Request::builder().method(method).uri(format!("http://{host}{path}"));
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
@@ -102,7 +153,7 @@ impl Client {
 
     /// As [`Client::stream`]; `None` if there is no answer.
     pub async fn try_stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Lines> {
-        let response = self.http.request(self.request(method, path, body)).await.ok()?;
+        let response = self.ask(self.request(method, path, body)).await.ok()?;
         let status = response.status().as_u16();
         Some(Lines { status, body: response.into_body(), buffer: Vec::new() })
     }
