@@ -147,7 +147,7 @@ impl App {
         let (tls_watcher, tls_changes) =
             certificates::follow(listeners.tls(), stores.tls.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
-        let (auth_watcher, auth_changes) =
+        let auth_changes =
             principals::follow(&config.auth, auth.clone(), metrics.clone()).map_err(StartError::Watch)?;
         let reloads = [
             vital::spawn("the reload of certificates", tls_changes),
@@ -180,7 +180,7 @@ impl App {
         tokio::time::sleep(grace).await;
         draining.cancel();
         tracing::info!(?longest, "draining");
-        drop((policy_watcher, config_watcher, auth_watcher, tls_watcher));
+        drop((policy_watcher, config_watcher, tls_watcher));
         reloads.iter().for_each(JoinHandle::abort);
         if tokio::time::timeout(longest, drain(&service, clients, &guard)).await.is_err() {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");

@@ -78,6 +78,9 @@ pub struct Entry {
     pub on: Option<String>,
     /// `begins` before an action of an operator; afterwards, and for refusals, the status of the answer and its reason.
     pub verdict: String,
+    /// Why the client is not known, which the client is not told in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -239,6 +242,7 @@ mod tests {
             verb: Some("force"),
             on: Some("a\nb".to_owned()),
             verdict: "200".to_owned(),
+            why: None,
         }
     }
 

@@ -7,6 +7,7 @@
 //! | what | file |
 //! | --- | --- |
 //! | the tokens: form, generation, comparison | `token` |
+//! | signed tokens (JWT): signatures, claims, the verified ones | `jwt` |
 //! | what one principal may ask of a proxy at a time | `limits` |
 //! | how many credentials from one address may be wrong | `guesses` |
 //! | the rules in the form in which requests look them up | `rules` |
@@ -21,6 +22,7 @@ use crate::config::{AuthRules, Verb};
 use crate::latest;
 
 mod guesses;
+mod jwt;
 mod limits;
 mod rules;
 #[cfg(test)]
@@ -28,6 +30,7 @@ mod tests;
 mod token;
 
 pub use guesses::Guesses;
+pub use jwt::JwtFault;
 pub use limits::{Counted, OverLimit, Quota, Rate};
 pub use token::{NewToken, Unauthenticated, id as token_id, new_token};
 
@@ -38,7 +41,7 @@ use rules::{Credential, Rules};
 pub enum Credentials<'a> {
     /// Nothing.
     None,
-    /// A token.
+    /// A token: one of the file of principals, or a JWT.
     Token(&'a str),
     /// The name of a principal and its token, as basic authentication sends them.
     Password(&'a str, &'a str),
@@ -116,9 +119,9 @@ impl Auth {
         let rules = current.rules.load_full();
         let (principal, credential) = match credentials {
             Credentials::None => return Err(Unauthenticated::Missing),
-            Credentials::Token(token) => rules.token(token, clock::wall_us())?,
+            Credentials::Token(token) => rules.bearer(token, clock::wall_us())?,
             Credentials::Password(user, token) => {
-                let found = rules.token(token, clock::wall_us())?;
+                let found = rules.bearer(token, clock::wall_us())?;
                 if **rules.name(found.0) != *user {
                     return Err(Unauthenticated::Unknown);
                 }

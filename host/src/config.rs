@@ -10,7 +10,7 @@
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
 //! | `[api]`, `[admin]`, `[health]` | `listeners`; of any listener: `listen`, its address; `tls`, its certificates |
 //! | `[audit]` | `audit` |
-//! | `[auth]`, and the file of principals and roles | `auth` |
+//! | `[auth]`, and the file of principals and roles | `auth`; `jwt`: the issuers of signed tokens |
 //! | `[http]` | `http` |
 //! | `[limits]` | `limits` |
 //! | `[engine]` | `engine` |
@@ -36,6 +36,7 @@ mod fault;
 mod fleet;
 mod guard;
 mod http;
+mod jwt;
 mod limits;
 mod listen;
 mod listeners;
@@ -64,6 +65,7 @@ pub use guard::{
     Extension, Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template,
 };
 pub use http::HttpLimits;
+pub use jwt::{JwtIssuer, JwtKey, JwtSubject};
 pub use limits::Limits;
 pub use listen::{ListenAddress, socket_path};
 pub use listeners::{ApiListener, ListenerConfig};

@@ -1,6 +1,6 @@
 //! Applies the file of principals and roles, and its changes.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::errors::StartError;
 use crate::auth::Auth;
 use crate::config::{AuthConfig, AuthRules, Fault};
 use crate::telemetry::{Metrics, Subject};
-use crate::watch::{Watcher, watch};
+use crate::watch::{Changes, Watcher, watch};
 
 /// A larger file is not one of principals and roles.
 const MAX_BYTES: usize = 16 << 20;
@@ -31,17 +31,17 @@ pub(super) fn load(config: &AuthConfig) -> Result<Auth, StartError> {
     }
 }
 
-/// Watches the file. The returned future applies each change, as a whole or not at all.
+/// Watches the file, and the files of keys that it names. The returned future applies each change, as a whole or not at
+/// all.
 pub(super) fn follow(
     config: &AuthConfig,
     auth: Auth,
     metrics: Metrics,
-) -> io::Result<(Watcher, impl Future<Output = ()> + use<>)> {
+) -> io::Result<impl Future<Output = ()> + use<>> {
     let file = config.file.clone();
-    let files: BTreeMap<String, PathBuf> =
-        file.iter().map(|file| ("auth".to_owned(), file.clone())).collect();
-    let (watcher, mut changes) = watch(files, MAX_BYTES)?;
-    let apply = async move {
+    let mut watched: BTreeSet<PathBuf> = file.iter().cloned().collect();
+    let (mut _watcher, mut changes) = watch_all(&watched)?;
+    Ok(async move {
         let Some(file) = file else { return };
         // The contents at the start may have changed since they were loaded.
         let mut seen: Option<Vec<Fault>> = None;
@@ -63,6 +63,13 @@ pub(super) fn follow(
                     if auth.replace(&rules) {
                         tracing::info!(principals = rules.principals.len(), "the principals were replaced");
                     }
+                    let files = rules.files(&file);
+                    if files != watched {
+                        match watch_all(&files) {
+                            Ok(again) => (_watcher, changes, watched) = (again.0, again.1, files),
+                            Err(error) => tracing::error!(%error, "files of keys cannot be watched"),
+                        }
+                    }
                 }
                 Err(faults) if seen.as_ref() == Some(&faults) => {}
                 Err(faults) => {
@@ -77,8 +84,11 @@ pub(super) fn follow(
                 }
             }
         }
-    };
-    Ok((watcher, apply))
+    })
+}
+
+fn watch_all(files: &BTreeSet<PathBuf>) -> io::Result<(Watcher, Changes)> {
+    watch(files.iter().map(|file| (file.display().to_string(), file.clone())).collect(), MAX_BYTES)
 }
 
 /// The rules, once two readings are equal: the beginning of a file that is being written can be valid, and lack what

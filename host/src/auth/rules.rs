@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::jwt::{Claims, Issuers};
 use super::limits::{Counted, Meter, OverLimit, Quota, Rate};
 use super::token::{self, Unauthenticated};
 use crate::config::{AuthRules, PrincipalLimits, Rule, Verb};
@@ -21,6 +22,8 @@ pub(super) struct Rules {
     certificates: HashMap<Arc<str>, usize>,
     /// The principals, by their users.
     users: HashMap<u32, usize>,
+    /// Whose signed tokens count, and which principals they identify.
+    issuers: Issuers,
 }
 
 /// What has proved who a client is.
@@ -32,6 +35,8 @@ pub(super) enum Credential {
     Certificate(Arc<str>),
     /// The user at the other end of a Unix socket.
     User(u32),
+    /// A signed token.
+    Jwt(Arc<Claims>),
 }
 
 impl fmt::Display for Credential {
@@ -41,6 +46,7 @@ impl fmt::Display for Credential {
             Credential::Token(id) => id.fmt(f),
             Credential::Certificate(name) => write!(f, "certificate:{name}"),
             Credential::User(uid) => write!(f, "uid:{uid}"),
+            Credential::Jwt(claims) => write!(f, "jwt:{}", claims.id),
         }
     }
 }
@@ -84,6 +90,7 @@ impl Rules {
             tokens: HashMap::default(),
             certificates: HashMap::default(),
             users: HashMap::default(),
+            issuers: Issuers::new(file),
         };
         for (index, principal) in file.principals.iter().enumerate() {
             let roles = || principal.roles.iter().filter_map(|role| file.roles.get(role));
@@ -106,8 +113,17 @@ impl Rules {
         rules
     }
 
+    /// The principal of a token or of a JWT.
+    pub fn bearer(&self, token: &str, now_us: u64) -> Result<(usize, Credential), Unauthenticated> {
+        if token::is_ours(token) || self.issuers.is_empty() {
+            return self.token(token, now_us);
+        }
+        let claims = self.issuers.verified(token)?;
+        Ok((self.issuers.principal(&claims, now_us)?, Credential::Jwt(claims)))
+    }
+
     /// The principal of a token.
-    pub fn token(&self, token: &str, now_us: u64) -> Result<(usize, Credential), Unauthenticated> {
+    fn token(&self, token: &str, now_us: u64) -> Result<(usize, Credential), Unauthenticated> {
         let id = token::id(token).ok_or(Unauthenticated::Unknown)?;
         let (id, known) = self.tokens.get_key_value(id).ok_or(Unauthenticated::Unknown)?;
         // Hashes of random secrets: the time of this comparison tells nothing about the secret.
@@ -146,6 +162,7 @@ impl Rules {
             }
             Credential::Certificate(name) => self.certificates.get(name).copied(),
             Credential::User(uid) => self.users.get(uid).copied(),
+            Credential::Jwt(claims) => self.issuers.principal(claims, now_us).ok(),
         }
     }
 
@@ -153,6 +170,7 @@ impl Rules {
     pub fn ends_in(&self, credential: &Credential, now_us: u64) -> Duration {
         let until_us = match credential {
             Credential::Token(id) => self.tokens.get(id).and_then(|token| token.until_us),
+            Credential::Jwt(claims) => Some(claims.until_us),
             Credential::Certificate(_) | Credential::User(_) => None,
         };
         let left = until_us.map_or(A_DAY, |until_us| Duration::from_micros(until_us.saturating_sub(now_us)));

@@ -5,6 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
+use super::jwt::JwtFault;
 use crate::config::TokenConfig;
 use crate::random;
 
@@ -46,9 +47,31 @@ pub enum Unauthenticated {
     /// The user at the other end of the Unix socket is no principal.
     #[error("credentials are needed: the user {0} of this machine is no principal, and there is no token")]
     UnknownUser(u32),
+    /// The JWT is not valid; see [`Unauthenticated::why`].
+    #[error("the token is not valid")]
+    Jwt(JwtFault),
     /// The token has ended.
     #[error("the token has ended")]
     Ended,
+}
+
+impl Unauthenticated {
+    /// The reason, for operators. The client is told less.
+    pub fn why(&self) -> String {
+        match self {
+            Unauthenticated::Jwt(fault) => fault.to_string(),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl From<JwtFault> for Unauthenticated {
+    fn from(fault: JwtFault) -> Unauthenticated {
+        match fault {
+            JwtFault::Ended => Unauthenticated::Ended,
+            other => Unauthenticated::Jwt(other),
+        }
+    }
 }
 
 /// Makes a token.
@@ -58,6 +81,11 @@ pub fn new_token() -> NewToken {
     let token = format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(secret));
     let sha256 = digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();
     NewToken { token, id, sha256 }
+}
+
+/// Whether a text looks like a token that [`new_token`] has made.
+pub(super) fn is_ours(token: &str) -> bool {
+    token.starts_with(PREFIX)
 }
 
 /// The id of a token; `None` if the text does not have the form of one. The token may be that of nobody.

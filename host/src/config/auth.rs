@@ -1,12 +1,13 @@
 //! `[auth]`, and the file of principals and roles that it names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
 use super::fault::{Fault, Location};
+use super::jwt::{JwtIssuer, JwtSubject};
 use super::reader::{Document, Env, Section, resolve};
 use super::values::{NAME_RULE, is_plain_name, moment};
 use super::wildcard::Wildcard;
@@ -32,6 +33,8 @@ pub struct AuthConfig {
 pub struct AuthRules {
     /// In the order of the file.
     pub principals: Vec<PrincipalConfig>,
+    /// Whose signed tokens count. No two have the same name.
+    pub jwt: Vec<JwtIssuer>,
     /// The roles, by name.
     pub roles: BTreeMap<String, Role>,
 }
@@ -48,6 +51,8 @@ pub struct PrincipalConfig {
     pub certificates: Vec<String>,
     /// The users of this machine that identify it when they connect to a Unix socket. No other principal has them.
     pub uids: Vec<u32>,
+    /// The subjects of the signed tokens that identify it. No other principal has them.
+    pub jwt: Vec<JwtSubject>,
     /// Its roles. Each of them is in the file.
     pub roles: Vec<String>,
     /// What it may ask of one proxy at a time.
@@ -189,7 +194,7 @@ impl AuthConfig {
 }
 
 impl AuthRules {
-    /// Reads a file of principals and roles. Every fault is reported.
+    /// Reads a file of principals and roles, and the files of keys that it names. Every fault is reported.
     ///
     /// # Errors
     /// The faults, each with its place. A file that other users of this machine can read or change is one.
@@ -209,7 +214,12 @@ impl AuthRules {
         AuthRules::parse(path, &text)
     }
 
-    /// Parses and checks the text of the file `path`.
+    /// The files that the rules of the file `path` were read from.
+    pub fn files(&self, path: &Path) -> BTreeSet<PathBuf> {
+        self.jwt.iter().map(|issuer| issuer.jwks.clone()).chain([path.to_owned()]).collect()
+    }
+
+    /// Parses and checks the text of the file `path`, and the files that it names.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<AuthRules, Vec<Fault>> {
         let (table, errors) = DeTable::parse_recoverable(text);
         let env = Env::new();
@@ -231,13 +241,21 @@ impl AuthRules {
             roles.insert(name.to_owned(), Role::read(&section));
         }
         let limits = PrincipalLimits::read(&top.section("limits"), &PrincipalLimits::default());
+        let mut jwt: Vec<JwtIssuer> = Vec::new();
+        for section in top.list("jwt") {
+            let Some(issuer) = JwtIssuer::read(&section) else { continue };
+            if jwt.iter().any(|other| other.issuer == issuer.issuer) {
+                section.complain("issuer", format!("`{}` is that of another [[jwt]]", issuer.issuer));
+            }
+            jwt.push(issuer);
+        }
         let mut principals: Vec<PrincipalConfig> = Vec::new();
         let entries = top.list("principal");
         if entries.is_empty() {
             top.complain("principal", "has no entry, so nobody could use the proxy");
         }
         for section in entries {
-            let Some(principal) = PrincipalConfig::read(&section, &roles, &limits) else { continue };
+            let Some(principal) = PrincipalConfig::read(&section, &roles, &limits, &jwt) else { continue };
             if principals.iter().any(|other| other.name == principal.name) {
                 section.complain("name", format!("`{}` is the name of another principal", principal.name));
             }
@@ -254,10 +272,15 @@ impl AuthRules {
             if let Some(uid) = principal.uids.iter().find(|uid| known(uid)) {
                 section.complain("uids", format!("has {uid}, which another principal has"));
             }
+            let known = |subject: &JwtSubject| principals.iter().any(|other| other.jwt.contains(subject));
+            if let Some(JwtSubject { subject, .. }) = principal.jwt.iter().find(|subject| known(subject)) {
+                section
+                    .complain_of_it(format!("the subject `{subject}` in jwt is that of another principal"));
+            }
             principals.push(principal);
         }
         top.finish();
-        AuthRules { principals, roles }
+        AuthRules { principals, jwt, roles }
     }
 }
 
@@ -266,6 +289,7 @@ impl PrincipalConfig {
         section: &Section<'_>,
         roles: &BTreeMap<String, Role>,
         limits: &PrincipalLimits,
+        issuers: &[JwtIssuer],
     ) -> Option<PrincipalConfig> {
         let name = section.required("name", |text, _| {
             if is_plain_name(text) { Ok(text.to_owned()) } else { Err(format!("is `{text}`; {NAME_RULE}")) }
@@ -290,10 +314,12 @@ impl PrincipalConfig {
             let what = "the kernel shows all users as that whom it cannot tell apart (user namespaces)";
             section.complain("uids", format!("has {OVERFLOW_UID}, but {what}"));
         }
+        let subjects = section.list("jwt");
+        let jwt = subjects.iter().filter_map(|subject| JwtSubject::read(subject, issuers)).collect();
         let limits = PrincipalLimits::read(&section.section("limits"), limits);
         section.finish();
         let certificates = certificates.unwrap_or_default();
-        Some(PrincipalConfig { name: name?, tokens, certificates, uids, roles, limits })
+        Some(PrincipalConfig { name: name?, tokens, certificates, uids, jwt, roles, limits })
     }
 }
 

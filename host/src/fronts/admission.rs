@@ -11,7 +11,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap};
 use super::refusal::{Code, Refusal};
 use super::routes::{Needs, Route, find};
 use crate::audit::{Audit, Entry};
-use crate::auth::{Auth, Credentials, Guesses, Identity, token_id};
+use crate::auth::{Auth, Credentials, Guesses, Identity, Unauthenticated, token_id};
 use crate::config::{HttpLimits, Verb};
 use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
 use crate::net::PeerAddress;
@@ -123,17 +123,23 @@ impl Access {
         Ok((call, name, Principal::Client(identity)))
     }
 
-    fn identify(&self, credentials: Credentials<'_>, peer: &Peer) -> Result<Option<Identity>, Refusal> {
+    fn identify(&self, credentials: Credentials<'_>, peer: &Peer) -> Result<Option<Identity>, Problem> {
+        // A client is told less than the logs.
+        let refused = |error: Unauthenticated| {
+            let why = error.why();
+            tracing::debug!(why, "the client is not known");
+            Problem::from(Refusal::from(error)).inside(why)
+        };
         // A client without credentials guesses nothing.
         let from = peer.network().filter(|_| credentials != Credentials::None);
-        let Some(from) = from else { return Ok(self.auth.identify(credentials)?) };
-        self.guesses.check(from, &credentials)?;
+        let Some(from) = from else { return self.auth.identify(credentials).map_err(refused) };
+        self.guesses.check(from, &credentials).map_err(Refusal::from)?;
         let identified = self.auth.identify(credentials);
         match &identified {
             Ok(_) => self.guesses.accepted(from, &credentials),
             Err(_) => self.guesses.refused(from),
         }
-        Ok(identified?)
+        identified.map_err(refused)
     }
 
     /// Records an answer if it refuses the client for lack of credentials or rights, or for its limits. A refusal for a limit
@@ -152,6 +158,9 @@ impl Access {
         if kinds.contains(&problem.slug()) {
             entry.on = problem.member("resource").or_else(|| problem.member("on")).map(str::to_owned);
             entry.verdict = format!("{} {}", problem.status_code(), problem.slug());
+            if problem.slug() == Code::Unauthenticated.slug() {
+                entry.why = problem.why().map(str::to_owned);
+            }
             self.audit.refused(&entry);
         }
     }
@@ -220,6 +229,7 @@ fn entry(front: &'static str, request: &Request, peer: &Peer) -> Entry {
         verb: None,
         on: None,
         verdict: String::new(),
+        why: None,
     }
 }
 

@@ -166,6 +166,11 @@ impl Problem {
         &self.detail
     }
 
+    /// The reason for logs, if it is more than what the client sees.
+    pub fn why(&self) -> Option<&str> {
+        self.inside.as_deref()
+    }
+
     /// The HTTP answer.
     pub fn into_response(self) -> Response {
         let mut response = hyper::Response::new(Body::full(self.to_json()));

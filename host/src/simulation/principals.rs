@@ -21,6 +21,7 @@ pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
     let rules = AuthRules {
         principals: ["one", "two"].into_iter().zip(&tokens).map(principal).collect(),
         roles: [("all".to_owned(), Role { allow: vec![everything], deny: Vec::new() })].into(),
+        ..AuthRules::default()
     };
     let auth = Auth::new(&rules);
     let mut principals =

@@ -14,6 +14,7 @@ mod audit;
 mod authority;
 mod command_line;
 mod encrypted;
+mod jwt;
 mod limits;
 mod rules;
 mod sockets;

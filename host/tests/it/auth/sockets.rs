@@ -119,7 +119,7 @@ on_both! {
         assert_eq!(with_token.send("DELETE", "/v1/locks/orders/1", "").await.status, 200);
         assert_eq!(api.renew(&lease).await.slug(), "lost");
         assert_eq!(proxy.client("health").get("/metrics").await.status, 200);
-        let audit = fs::read_to_string(proxy.folder.path().join("audit.log")).unwrap();
+        let audit = fs::read_to_string(proxy.folder.path().join("audit.log.refusals")).unwrap();
         let first: Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
         assert_eq!((&first["principal"], &first["credential"]), (&json!("billing"), &json!(format!("uid:{}", own_uid()))));
         assert_eq!(first["peer"], format!("unix:uid={},pid={}", own_uid(), std::process::id()), "{audit}");
