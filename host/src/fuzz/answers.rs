@@ -2,6 +2,7 @@
 //! message.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 
 use arbitrary::{Result, Unstructured};
 use http_body_util::{BodyExt, Empty};
@@ -99,7 +100,8 @@ fn request_headers(u: &mut Unstructured<'_>) -> Result<()> {
     let upgrade = headers::strip_hop_by_hop(&mut after);
     headers::strip_own(&mut after);
     headers::join_cookies(&mut after);
-    let peer = Peer::new(net::Peer::new("[2001:db8::1]:5".parse().expect("an address"), u.arbitrary()?));
+    let address: SocketAddr = "[2001:db8::1]:5".parse().expect("an address");
+    let peer = Peer::new(net::Peer::new(address, u.arbitrary()?));
     let host = after.get(header::HOST).cloned();
     let trust = u.arbitrary()?;
     headers::forward(&mut after, &peer, host.as_ref(), trust);

@@ -13,6 +13,7 @@ mod abuse;
 mod audit;
 mod authority;
 mod command_line;
+mod company;
 mod encrypted;
 mod jwt;
 mod limits;

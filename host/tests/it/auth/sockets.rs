@@ -29,7 +29,8 @@ fn rules(billing: u32, other: u32, operator: &NewToken) -> String {
     )
 }
 
-async fn output(mut command: std::process::Command) -> (Option<i32>, String) {
+/// Runs a command to its end. Returns its exit code and what it wrote.
+pub(super) async fn output(mut command: std::process::Command) -> (Option<i32>, String) {
     let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap();
     let Output { status, stdout, stderr } = ended.unwrap();
     let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);

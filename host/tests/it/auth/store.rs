@@ -7,13 +7,13 @@ use super::*;
 use crate::harness::Node;
 
 /// An authority, and the files that it has signed.
-struct Certified {
+pub(super) struct Certified {
     folder: tempfile::TempDir,
-    authority: Authority,
+    pub(super) authority: Authority,
 }
 
 impl Certified {
-    fn new() -> Certified {
+    pub(super) fn new() -> Certified {
         let certified = Certified { folder: folder(), authority: Authority::new() };
         certified.put("ca.pem", &certified.authority.pem);
         certified
@@ -28,7 +28,7 @@ impl Certified {
     }
 
     /// A server with a certificate, whose sessions can be looked at.
-    async fn server(&self, kind: Kind, id: u32) -> Node {
+    pub(super) async fn server(&self, kind: Kind, id: u32) -> Node {
         let (cert, key) = self.authority.signs(localhost(), id.into());
         let (cert_file, key_file) = (format!("server-{id}.pem"), format!("server-{id}.key"));
         self.put(&cert_file, &cert);
