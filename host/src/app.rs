@@ -114,6 +114,8 @@ impl App {
             routes: config.routes.clone(),
             naming: naming(&config.guards),
             address: address.to_string(),
+            auth: auth.clone(),
+            grace: config.auth.grace,
             peer_secret,
             config: config.fleet.clone(),
             metrics: metrics.clone(),

@@ -51,6 +51,9 @@ pub enum Credentials<'a> {
     User(u32),
 }
 
+/// The digest of rules by which nobody is asked for credentials.
+pub const OFF: &str = "off";
+
 /// The principals, and what they may do. Cheap to clone.
 #[derive(Clone)]
 pub struct Auth {
@@ -90,6 +93,17 @@ impl Auth {
     pub fn new(rules: &AuthRules) -> Auth {
         let rules = ArcSwap::from_pointee(Rules::new(rules, None));
         Auth { current: Some(Arc::new(Current { rules, replaced: latest::Sender::new(0) })) }
+    }
+
+    /// The version of the rules, and a digest of what they decide; [`OFF`] if nobody is asked for credentials.
+    pub fn version(&self) -> (u64, String) {
+        match &self.current {
+            None => (0, OFF.to_owned()),
+            Some(current) => {
+                let rules = current.rules.load();
+                (rules.version(), rules.digest().to_owned())
+            }
+        }
     }
 
     /// Whether clients need credentials.

@@ -46,6 +46,8 @@ branches! {
     HeldUp "fleet: a change waits for leases"
     Settled "fleet: a change that all have acknowledged goes live"
     CalledOff "fleet: a change is called off"
+    RulesDiffer "fleet: the rules of a proxy are not those of its store"
+    RulesRecorded "fleet: a proxy records its rules"
     ParkedNames "sessions: a session with named locks is parked"
     ParkedRows "sessions: a session with row locks is parked"
     NamesLost "sessions: a session with named locks is lost"

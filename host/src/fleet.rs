@@ -7,6 +7,7 @@
 //! | [`change`] | replaces a policy on all members |
 //! | [`push`] | pushes of policies by operators and files |
 //! | [`naming`] | changes how guarded requests are named |
+//! | [`rules`] | compares the rules of who may do what |
 //! | [`status`] | the state for operators |
 //! | [`host`] | identifies the process of a proxy |
 //!
@@ -23,6 +24,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::Auth;
 use crate::clock;
 use crate::config::{FleetConfig, Route};
 use crate::coverage::{Branch, reached};
@@ -45,6 +47,7 @@ mod host;
 mod machine;
 mod naming;
 mod push;
+mod rules;
 mod status;
 
 pub use change::{ChangeError, Changed};
@@ -52,6 +55,8 @@ pub use machine::Renaming;
 pub use naming::NotNamed;
 pub use push::{PushError, Pushed};
 pub use status::{FleetStatus, MemberStatus, PolicyRecord};
+
+use rules::OwnRules;
 
 /// The number of heartbeat intervals after its last heartbeat during which a proxy may write.
 const WRITES: u32 = 10;
@@ -87,6 +92,10 @@ pub struct Parts {
     pub metrics: Metrics,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
+    /// The rules of this proxy: who may do what.
+    pub auth: Auth,
+    /// For how long this proxy grants while its rules are not those of its store.
+    pub grace: Duration,
     /// Where the fleet puts the secret of the proxies of this store.
     pub peer_secret: latest::Sender<Option<PeerSecret>>,
 }
@@ -109,6 +118,9 @@ struct Inner {
     state: Mutex<State>,
     view: latest::Sender<View>,
     peer_secret: latest::Sender<Option<PeerSecret>>,
+    auth: Auth,
+    grace: Duration,
+    rules: Mutex<OwnRules>,
     /// Requests an immediate heartbeat.
     hurry: Notify,
     /// Generations that this proxy has checked, by policy, so that a pushed component is not compiled twice.
@@ -154,8 +166,19 @@ enum Stage {
 impl Fleet {
     /// Starts to join in the background. The proxy grants nothing before it has joined.
     pub fn start(parts: Parts) -> Fleet {
-        let Parts { registry, service, policies, routes, naming, address, config, metrics, peer_secret } =
-            parts;
+        let Parts {
+            registry,
+            service,
+            policies,
+            routes,
+            naming,
+            address,
+            config,
+            metrics,
+            auth,
+            grace,
+            peer_secret,
+        } = parts;
         let view = latest::Sender::new(View::default());
         let trouble = Some("the proxy is starting".to_owned());
         let state = State { address, trouble, since: clock::now(), ..State::default() };
@@ -171,6 +194,9 @@ impl Fleet {
             state: Mutex::new(state),
             view,
             peer_secret,
+            auth,
+            grace,
+            rules: Mutex::default(),
             hurry: Notify::new(),
             prepared: Mutex::default(),
             stop: CancellationToken::new(),
@@ -229,6 +255,7 @@ impl Inner {
             host: self.host.clone(),
             routes: self.fingerprint(),
             acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
+            rules: rules::of(&self.auth).mark(),
             lives: (self.config.beat * LIVES).max(self.config.beat * WRITES + LANDING),
         }
     }
@@ -265,6 +292,7 @@ impl Inner {
             _ => {}
         }
         drop(state);
+        self.see_rules(&view, pulse.id);
         self.metrics.fleet.members(view.members.len());
         self.peer_secret.send_replace(view.peer_secret.clone());
         self.view.send_replace(view);

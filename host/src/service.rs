@@ -55,6 +55,7 @@ mod principal;
 mod request;
 mod resume;
 mod rollout;
+mod rules;
 mod shadow;
 mod survey;
 mod swap;
@@ -68,6 +69,7 @@ use context::ServiceContext;
 use event_loop::EventLoop;
 use gate::Gate;
 use message::Msg;
+use rules::RulesGate;
 
 pub use context::Service;
 pub use errors::{AcquireError, LeaseError};
@@ -78,6 +80,7 @@ pub use once::Begun;
 pub use peers::{NoPeers, Peers};
 pub use principal::{PRINCIPAL, Principal, RoutedRequest};
 pub use request::Request;
+pub use rules::RulesEnd;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
 
@@ -133,6 +136,7 @@ impl Service {
             serial: AtomicU64::new(1),
             notices,
             gate: Gate::default(),
+            rules: RulesGate::new(),
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
@@ -154,6 +158,12 @@ impl Service {
     /// Whether locks are granted.
     pub fn is_open(&self) -> bool {
         self.shared.gate.is_open()
+    }
+
+    /// Grants clients no new lock from the given moment on; `None`: grants them again. Renewals, releases and reads go
+    /// on, and so do the locks of guarded routes, to which the rules of who may do what do not apply.
+    pub fn end_rules(&self, end: Option<RulesEnd>) {
+        self.shared.rules.set(end);
     }
 
     /// A notification from another proxy: a key is free for a waiter of this one.

@@ -14,9 +14,9 @@ use crate::telemetry;
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
     let trouble = admin.fleet.trouble();
-    let troubles = admin.metrics.troubles.now();
+    let others = admin.metrics.troubles.now().into_iter().chain(admin.fleet.warning()).collect();
     let (ready, body) =
-        readiness(&health, trouble, &admin.fleet.policies(), troubles, admin.stop.is_cancelled());
+        readiness(&health, trouble, &admin.fleet.policies(), others, admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
         response.extensions_mut().insert(Told);

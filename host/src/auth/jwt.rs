@@ -150,6 +150,11 @@ impl Issuers {
         self.issuers.is_empty()
     }
 
+    /// The issuers, each with the principals of its subjects.
+    pub fn each(&self) -> impl Iterator<Item = (&JwtIssuer, &HashMap<String, usize>)> {
+        self.issuers.iter().map(|issuer| (&issuer.config, &issuer.subjects))
+    }
+
     /// What a token says, if its issuer has signed it.
     pub fn verified(&self, token: &str) -> Result<Arc<Claims>, JwtFault> {
         if token.len() > MAX_BYTES {

@@ -1,8 +1,11 @@
 //! The rules in the form in which requests look them up.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
 
 use super::jwt::{Claims, Issuers};
 use super::limits::{Counted, Meter, OverLimit, Quota, Rate};
@@ -15,6 +18,10 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 /// The principals of a file.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rules {
+    /// The version that the file gives itself.
+    version: u64,
+    /// See [`Rules::digest`].
+    digest: String,
     principals: Vec<Principal>,
     /// The tokens, by id.
     tokens: HashMap<Arc<str>, Token>,
@@ -86,6 +93,8 @@ impl Rules {
     pub fn new(file: &AuthRules, before: Option<&Rules>) -> Rules {
         let known = |name: &str| before?.principals.iter().find(|principal| *principal.name == *name);
         let mut rules = Rules {
+            version: file.version,
+            digest: String::new(),
             principals: Vec::new(),
             tokens: HashMap::default(),
             certificates: HashMap::default(),
@@ -110,7 +119,76 @@ impl Rules {
                 rules.tokens.insert(token.id.as_str().into(), Token { sha256, until_us, principal: index });
             }
         }
+        rules.digest = rules.calculate_digest();
         rules
+    }
+
+    /// The version of the file.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// A digest of everything that decides. Files with the same effect have the same digest, however they are written. It
+    /// tells nothing about the tokens: the file has only hashes of random secrets.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn calculate_digest(&self) -> String {
+        // A set of facts, so order and repetition make no difference. A fact that another version of the program adds
+        // must be absent where its key is.
+        let mut facts = BTreeSet::new();
+        let mut add = |fact: &[&str]| {
+            facts.insert(serde_json::to_string(fact).unwrap_or_default());
+        };
+        let Rules { version: _, digest: _, principals, tokens, certificates, users, issuers } = self;
+        for Principal { name, allow, deny, limits, meter: _ } in principals {
+            add(&["principal", name]);
+            for (effect, rules) in [("allow", allow), ("deny", deny)] {
+                for Rule { verbs, on } in rules {
+                    verbs.iter().for_each(|verb| add(&[effect, name, verb.as_str(), on.as_str()]));
+                }
+            }
+            let PrincipalLimits { per_second, pushes_per_minute, in_progress, waiters, watchers, leases } =
+                limits;
+            let limits = [
+                ("per_second", per_second),
+                ("pushes_per_minute", pushes_per_minute),
+                ("in_progress", in_progress),
+                ("waiters", waiters),
+                ("watchers", watchers),
+                ("leases", leases),
+            ];
+            for (limit, number) in limits {
+                number.iter().for_each(|number| add(&["limit", name, limit, &number.to_string()]));
+            }
+        }
+        for (id, Token { sha256, until_us, principal }) in tokens {
+            let until = until_us.map(|until| until.to_string()).unwrap_or_default();
+            add(&["token", self.name(*principal), id, &hex(sha256), &until]);
+        }
+        for (name, principal) in certificates {
+            add(&["certificate", self.name(*principal), name]);
+        }
+        for (uid, principal) in users {
+            add(&["uid", self.name(*principal), &uid.to_string()]);
+        }
+        // Without the keys, which are in files of their own and change by themselves.
+        for (issuer, subjects) in issuers.each() {
+            let name = &issuer.issuer;
+            add(&["issuer", name, &issuer.claim]);
+            issuer.audience.iter().for_each(|audience| add(&["audience", name, audience]));
+            issuer
+                .algorithms
+                .iter()
+                .for_each(|algorithm| add(&["algorithm", name, &format!("{algorithm:?}")]));
+            for (subject, principal) in subjects {
+                add(&["subject", name, subject, self.name(*principal)]);
+            }
+        }
+        let mut hash = Sha256::new();
+        facts.iter().for_each(|fact| hash.update(format!("{fact}\n")));
+        hex(&hash.finalize())
     }
 
     /// The principal of a token or of a JWT.
@@ -217,4 +295,8 @@ impl Rules {
         let everywhere = |rule: &Rule| rule.verbs.contains(&verb) && rule.on.as_str() == "*";
         allow.iter().any(|rule| rule.verbs.contains(&verb)) && !deny.iter().any(everywhere)
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

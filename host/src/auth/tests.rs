@@ -103,3 +103,61 @@ fn the_beginnings_of_names_cover_all_rules_once() {
     assert_eq!(billing.beginnings(Verb::Acquire), [""]);
     assert_eq!(billing.beginnings(Verb::Force), [""; 0]);
 }
+
+/// Two proxies compare their digests: what decides is in it, and nothing else is.
+#[test]
+fn the_digest_of_the_rules_follows_what_they_decide() {
+    let digest = |text: &str| Auth::new(&AuthRules::parse(Path::new("auth.toml"), text).unwrap()).version();
+    let sha256 = |digit: &str| digit.repeat(64);
+    let token = |id: &str, digit: &str, more: &str| {
+        format!("{{ id = \"{id}\", sha256 = \"{}\"{more} }}", sha256(digit))
+    };
+    let text = |tokens: &[String], limits: &str, roles: &str| {
+        let tokens = tokens.join(", ");
+        let billing =
+            format!("[[principal]]\nname = \"billing\"\nroles = [\"r\"]\ntokens = [{tokens}]\n{limits}");
+        let shipping =
+            "[[principal]]\nname = \"shipping\"\ncertificates = [\"spiffe://s\"]\nroles = [\"r\"]\n";
+        (
+            format!("{billing}{shipping}[roles.r]\n{roles}\n"),
+            format!("# other\n{shipping}{billing}[roles.r]\n{roles}\n"),
+        )
+    };
+    let tokens = [token("a", "1", ""), token("b", "2", ", until = \"2999-01-01\"")];
+    let allow = "allow = [{ do = [\"acquire\", \"read\"], on = \"a*\" }]";
+    let (one, other) = text(&tokens, "", allow);
+    assert_eq!(digest(&one).0, 0);
+    let same = [
+        other,
+        text(&[tokens[1].clone(), tokens[0].clone()], "", allow).0,
+        text(&tokens, "", "allow = [{ do = [\"read\"], on = \"a*\" }, { do = [\"acquire\"], on = \"a*\" }]")
+            .0,
+        format!("{one}[roles.unused]\nallow = [{{ do = \"*\" }}]\n"),
+    ];
+    for same in same {
+        assert_eq!(digest(&one), digest(&same), "{same}");
+    }
+    let differ = [
+        text(&tokens[..1], "", allow).0,
+        text(&[tokens[0].clone(), token("b", "2", "")], "", allow).0,
+        text(&[token("a", "3", ""), tokens[1].clone()], "", allow).0,
+        text(&[token("c", "1", ""), tokens[1].clone()], "", allow).0,
+        text(&tokens, "limits = { per_second = 1 }\n", allow).0,
+        text(&tokens, "limits = { in_progress = 1 }\n", allow).0,
+        text(&tokens, "", "allow = [{ do = [\"acquire\", \"read\"], on = \"b*\" }]").0,
+        text(&tokens, "", "allow = [{ do = [\"acquire\"], on = \"a*\" }]").0,
+        text(&tokens, "", &allow.replace("allow", "deny")).0,
+        one.replace("spiffe://s", "spiffe://t"),
+        one.replace("shipping", "sales"),
+        one.replace("name = \"billing\"", "name = \"bill\""),
+    ];
+    let mut seen = vec![digest(&one).1, OFF.to_owned()];
+    for other in differ {
+        let (_, digest) = digest(&other);
+        assert!(!seen.contains(&digest), "{other}");
+        seen.push(digest);
+    }
+    let raised = digest(&format!("version = 7\n{one}"));
+    assert_eq!(raised, (7, seen[0].clone()));
+    assert_eq!(Auth::off().version(), (0, OFF.to_owned()));
+}

@@ -50,7 +50,8 @@ impl Failure {
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
                 "contended" | "conflict" | "too_many_waiters" => 3,
                 "lost" => 4,
-                "store_unavailable" | "shutting_down" | "overloaded" | "too_many_requests" => 5,
+                "store_unavailable" | "rules_differ" | "shutting_down" | "overloaded"
+                | "too_many_requests" => 5,
                 "refused" | "policy_fault" | "unauthenticated" | "forbidden" => 6,
                 "invalid" => 2,
                 _ => 1,
@@ -77,7 +78,9 @@ impl Failure {
     pub fn was_not_heard(&self) -> bool {
         match self {
             Failure::NoProxy { was_asked, .. } => !was_asked,
-            Failure::Problem { body, .. } => body["type"] == "shutting_down",
+            Failure::Problem { body, .. } => {
+                body["type"] == "shutting_down" || body["type"] == "rules_differ"
+            }
             _ => false,
         }
     }

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use toml::de::DeTable;
 
 use super::fault::{Fault, Location};
 use super::jwt::{JwtIssuer, JwtSubject};
-use super::reader::{Document, Env, Section, resolve};
+use super::reader::{Document, Env, Section, defaults, resolve};
 use super::values::{NAME_RULE, is_plain_name, moment};
 use super::wildcard::Wildcard;
 
@@ -18,7 +19,7 @@ const MAX_UID: u32 = u32::MAX - 1;
 const OVERFLOW_UID: u32 = 65_534;
 
 /// Whether clients must authenticate.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct AuthConfig {
     /// The file of principals and roles. `None`: the proxy asks nobody for credentials.
     pub file: Option<PathBuf>,
@@ -26,11 +27,21 @@ pub struct AuthConfig {
     pub allow_anonymous: bool,
     /// How many wrong credentials from one address are looked at in a second; `None` if there is no limit.
     pub max_refused_per_second: Option<u32>,
+    /// For how long a proxy with other rules than its store grants locks.
+    pub grace: Duration,
+}
+
+impl Default for AuthConfig {
+    fn default() -> AuthConfig {
+        defaults(AuthConfig::read)
+    }
 }
 
 /// The principals of the proxies of one store, and what they may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthRules {
+    /// Rises with each change that reaches one proxy after another.
+    pub version: u64,
     /// In the order of the file.
     pub principals: Vec<PrincipalConfig>,
     /// Whose signed tokens count. No two have the same name.
@@ -188,8 +199,10 @@ impl AuthConfig {
         });
         let allow_anonymous = section.boolean("allow_anonymous", false);
         let max_refused = section.integer("max_refused_per_second", 0..=1_000_000, 100);
+        let grace = section.seconds("grace_s", 0..=86_400, 60);
         section.finish();
-        AuthConfig { file, allow_anonymous, max_refused_per_second: Some(max_refused).filter(|max| *max > 0) }
+        let max_refused_per_second = Some(max_refused).filter(|max| *max > 0);
+        AuthConfig { file, allow_anonymous, max_refused_per_second, grace }
     }
 }
 
@@ -279,8 +292,9 @@ impl AuthRules {
             }
             principals.push(principal);
         }
+        let version = top.integer("version", 0..=1_000_000_000_000_000, 0);
         top.finish();
-        AuthRules { principals, jwt, roles }
+        AuthRules { version, principals, jwt, roles }
     }
 }
 

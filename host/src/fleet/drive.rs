@@ -274,7 +274,8 @@ impl Fleet {
         self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
-        if !self.0.registry.activate(id, acks.clone()).await? {
+        let me = Pulse { id, acks: Some(acks.clone()), ..self.0.pulse() };
+        if !self.0.registry.activate(me).await? {
             return Err(Trouble::Changed);
         }
         for (name, version) in own.iter().filter(|_| fresh) {
@@ -321,8 +322,8 @@ impl Fleet {
             {
                 tracing::debug!(%error, "the proxies of this store have no secret yet, so waiters of several proxies poll");
             }
+            let mut moved = self.record_rules(&view).await;
             let gone = watch.gone(&view, &self.0.host);
-            let mut moved = false;
             for step in machine::steps(&view, id, &acks, &gone) {
                 moved |= match step {
                     FleetAction::Evict { id, beat } => self.evict_one(&view, id, beat).await,

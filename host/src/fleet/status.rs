@@ -102,7 +102,15 @@ impl Fleet {
             let seconds = silent_us / 1_000_000;
             return Some(format!("the store has not confirmed this proxy's membership for {seconds} s"));
         }
-        (!self.0.service.is_open()).then(|| "leases of before are looked at".to_owned())
+        if !self.0.service.is_open() {
+            return Some("leases of before are looked at".to_owned());
+        }
+        self.0.rules.lock().trouble().filter(|(_, grants_nothing)| *grants_nothing).map(|(what, _)| what)
+    }
+
+    /// What an operator should put in order, although this proxy grants locks.
+    pub fn warning(&self) -> Option<String> {
+        self.0.rules.lock().trouble().filter(|(_, grants_nothing)| !grants_nothing).map(|(what, _)| what)
     }
 }
 

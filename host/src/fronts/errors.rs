@@ -60,6 +60,9 @@ impl From<AcquireError> for Refusal {
             AcquireError::NotJoined => Refusal::new(Code::StoreUnavailable, detail)
                 .retry_after_ms(RETRY_AFTER_MS)
                 .hint(Hint::Readiness),
+            AcquireError::RulesDiffer { .. } => {
+                Refusal::new(Code::RulesDiffer, detail).retry_after_ms(RETRY_AFTER_MS).hint(Hint::Readiness)
+            }
             // Another proxy can serve the client, and keeps the client's place in the global queue only for a moment.
             AcquireError::ShuttingDown => Refusal::new(Code::ShuttingDown, detail).with("retry_after_ms", 0),
         }

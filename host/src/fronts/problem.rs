@@ -23,6 +23,7 @@ impl From<Code> for Kind {
             Code::Lost => (410, "The lease is lost"),
             Code::RequestIdReused => (409, "The request id was used before"),
             Code::StoreUnavailable => (503, "The store is unavailable"),
+            Code::RulesDiffer => (503, "The rules of the proxy are not those of its store"),
             Code::ShuttingDown => (503, "The proxy is shutting down"),
         };
         Kind::new(code.slug(), status, title)

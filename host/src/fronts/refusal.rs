@@ -59,6 +59,8 @@ pub enum Code {
     RequestIdReused,
     /// The store cannot be reached, or the proxy may not grant locks yet.
     StoreUnavailable,
+    /// The rules of the proxy are not those of its store.
+    RulesDiffer,
     /// The proxy is shutting down.
     ShuttingDown,
 }
@@ -81,6 +83,7 @@ impl Code {
             Code::Lost => "lost",
             Code::RequestIdReused => "request_id_reused",
             Code::StoreUnavailable => "store_unavailable",
+            Code::RulesDiffer => "rules_differ",
             Code::ShuttingDown => "shutting_down",
         }
     }

@@ -4,7 +4,6 @@
 //! A transaction locks rows of policies before rows of proxies, so that transactions cannot deadlock. A
 //! heartbeat locks one row, and has a connection of its own.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use super::session::fault::Fault;
 use super::session::link::Link;
 use super::session::spare::SpareLink;
 use crate::lock::{Instant, ServerTime};
-use crate::store::registry::{Component, PeerSecret, PolicyVersion, Pulse, Registry, View};
+use crate::store::registry::{Component, PeerSecret, PolicyVersion, Pulse, Registry, RulesVersion, View};
 use crate::store::{StoreError, StoreFuture};
 
 mod tables;
@@ -91,8 +90,8 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.evict_member(id, beat))
     }
 
-    fn activate(&self, id: u64, acks: BTreeMap<String, u64>) -> StoreFuture<Result<bool, StoreError>> {
-        on_link!(self, work, WORK_LIMIT, |link, _context| activate(link, id, &acks))
+    fn activate(&self, me: Pulse) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| activate(link, &me))
     }
 
     fn initialize(&self, id: u64, own: Vec<(String, Component)>) -> StoreFuture<Result<bool, StoreError>> {
@@ -129,19 +128,28 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.insert_secret(&secret))
     }
 
+    fn record_rules(
+        &self,
+        before: Option<RulesVersion>,
+        now: RulesVersion,
+    ) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.write_rules(before.as_ref(), &now))
+    }
+
     fn allow(&self, until: Option<(ServerTime, Instant)>) {
         self.0.context.membership.allow(until);
     }
 }
 
 /// Makes the proxy a member that may grant, if it has acknowledged every record.
-async fn activate(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {
+async fn activate(link: &mut Link, me: &Pulse) -> Result<bool, Fault> {
     let records = link.lock_records().await?;
-    if records.iter().any(|(name, seq)| acks.get(name) != Some(seq)) {
+    let acked = |name| me.acks.as_ref()?.get(name).copied();
+    if records.iter().any(|(name, seq)| acked(name) != Some(*seq)) {
         link.rollback().await?;
         return Ok(false);
     }
-    let joined = link.acknowledge(id, acks).await?;
+    let joined = link.acknowledge(me).await?;
     match joined {
         true => link.commit_records(false).await?,
         false => link.rollback().await?,

@@ -62,6 +62,7 @@ async fn attempt(
     call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
     shared.opened().await?;
+    shared.rules.check(&request.principal)?;
     let _place = WaiterSlot::take(shared, request)?;
     for _ in 0..REPLANS {
         let planned = planned(shared, policy, request, call)?;
@@ -108,6 +109,7 @@ pub(super) async fn enqueue(
         () = request.principal.until_withdrawn(|now| may_lock(now, request, planned)) => {
             return Some(Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() }));
         }
+        error = shared.rules.closed(&request.principal) => return Some(Err(error)),
     };
     match answered {
         Some(WaiterReply::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),

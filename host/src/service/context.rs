@@ -11,6 +11,7 @@ use super::gate::Gate;
 use super::message::Msg;
 use super::peers::Peers;
 use super::request::Request;
+use super::rules::RulesGate;
 use super::tag;
 use super::views::Notice;
 use crate::clock;
@@ -46,6 +47,8 @@ pub(super) struct ServiceContext {
     pub notices: broadcast::Sender<Arc<Notice>>,
     /// Closed until the leases from before the start have been examined.
     pub gate: Gate,
+    /// Closed while the rules of this proxy are not those of its store.
+    pub rules: RulesGate,
 }
 
 impl ServiceContext {

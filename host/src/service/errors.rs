@@ -1,5 +1,7 @@
 //! Why a call fails.
 
+use std::sync::Arc;
+
 use crate::auth::OverLimit;
 use crate::config::Verb;
 use crate::lock::record::{HeldBy, StoredValue, Version};
@@ -116,6 +118,12 @@ pub enum AcquireError {
     /// The store answers, but this proxy has not joined its fleet. Its readiness says why.
     #[error("no lock is granted yet: the proxy is not in the fleet yet")]
     NotJoined,
+    /// The rules of this proxy, by which clients are judged, are not those of its store.
+    #[error("this proxy grants no lock: {why}")]
+    RulesDiffer {
+        /// Why the proxy may not judge its clients.
+        why: Arc<str>,
+    },
     /// The proxy stops and takes no new requests.
     #[error("the proxy is shutting down")]
     ShuttingDown,
@@ -139,6 +147,7 @@ impl AcquireError {
             AcquireError::OverLimit(_) => "over_limit",
             AcquireError::Store(_) => "store_unavailable",
             AcquireError::NotYet { .. } | AcquireError::NotJoined => "not_yet",
+            AcquireError::RulesDiffer { .. } => "rules_differ",
             AcquireError::ShuttingDown => "shutting_down",
         }
     }

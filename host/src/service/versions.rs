@@ -67,6 +67,7 @@ impl Service {
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
         let planned = self.versioned(request).await?;
+        self.shared.rules.check(&request.principal)?;
         let keys = planned.plan.keys.iter().map(Key::as_str);
         planning::check_right(request, planning::LOCK, keys.chain([request.resource.as_str()]))?;
         let (key, policy) = (planned.plan.keys[0].clone(), planned.generation.id().clone());

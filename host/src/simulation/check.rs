@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 mod order;
+mod rules;
 mod vain;
 mod working;
 
 pub use working::Work;
 
 use self::order::{OrderOfAll, Waiting, pass};
+use self::rules::RecordedRules;
 use super::faults::SEPARATOR;
 use super::options::{Options, Second};
 use super::server::Ended;
@@ -124,6 +126,7 @@ pub struct Checks {
     /// A fail-over has lost writes, so leases, outcomes and versions may be gone. Even so, no lock has two holders,
     /// and tokens increase.
     pub has_lost_writes: bool,
+    recorded_rules: RecordedRules,
     order_of_all: OrderOfAll,
     /// Waiters join the global queue in the order of their requests, because none of their packets is late or lost.
     joins_in_order: bool,

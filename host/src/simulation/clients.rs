@@ -321,6 +321,9 @@ impl Client {
             self.note(&format!("leaves while it waits for {resource}"));
             return None;
         };
+        if let Some(Err(AcquireError::RulesDiffer { .. })) = &asked {
+            self.shared.tally.count("a request is refused because of other rules");
+        }
         if let Some(Err(error)) = &asked {
             self.note(&format!("is refused {resource}: {error}"));
         }
@@ -361,6 +364,7 @@ impl Client {
             life: proxy.life,
         };
         self.check_length(request, lease.valid_until);
+        self.shared.check(|checks| checks.rules_allow(proxy.auth.version().0, asked_at));
         self.shared.check(|checks| checks.granted(&granted));
     }
 

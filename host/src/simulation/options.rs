@@ -181,7 +181,31 @@ impl Options {
         };
         let options = if random.random_bool(0.12) { options.focus(&mut random) } else { options };
         // Drawn last, so that the rest of a run does not depend on it.
-        Options { authenticates: random.random_bool(0.3), ..options }
+        let mut options = Options { authenticates: random.random_bool(0.3), ..options };
+        // After a fail-over, the store may have lost the record of the rules, and after a step of the clock, its age is
+        // not known.
+        let is_simple = |planned: &Planned| !matches!(planned.fault, Fault::SetClock { .. });
+        let may_deploy =
+            options.second.is_none() && options.faults.iter().all(is_simple) && !options.is_calm();
+        if options.proxies > 1 && may_deploy && random.random_bool(0.4) {
+            options.deploy(&mut random);
+        }
+        options
+    }
+
+    /// Adds files of principals that reach one proxy after another, and do not reach some of them for a long time.
+    fn deploy(&mut self, random: &mut StdRng) {
+        let lasts_ms = self.lasts.as_millis() as u32;
+        for version in 1..=random.random_range(1..=3) {
+            let begun_ms = random.random_range(0..lasts_ms);
+            for proxy in 0..self.proxies {
+                let way_ms = if random.random_bool(0.5) { 5_000 } else { 60_000 };
+                let at_ms = begun_ms + random.random_range(0..way_ms);
+                self.faults.push(Planned { at_ms, fault: Fault::Deploy { proxy, version } });
+            }
+        }
+        self.faults.retain(|planned| planned.at_ms < lasts_ms);
+        self.faults.sort_by_key(|planned| planned.at_ms);
     }
 
     /// Whether nothing goes wrong and no policy is replaced.

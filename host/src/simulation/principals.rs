@@ -1,9 +1,19 @@
 //! The authenticated clients of a run.
 
+use std::time::Duration;
+
 use super::options::Options;
 use crate::auth::{Auth, Credentials, NewToken, new_token};
 use crate::config::{AuthRules, PrincipalConfig, Role, Rule, Verb, Wildcard};
 use crate::service::Principal;
+
+/// For how long a proxy with other rules than its store grants.
+pub const GRACE: Duration = Duration::from_secs(3);
+
+/// Rules with this version. Proxies compare the versions; the clients of a run are known to none of these rules.
+pub fn rules(version: u64) -> AuthRules {
+    AuthRules { version, ..AuthRules::default() }
+}
 
 /// The principal of client number `n`, and another one. Both may lock everything.
 pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
@@ -19,6 +29,7 @@ pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
     };
     let everything = Rule { verbs: Verb::ALL.to_vec(), on: Wildcard::new("*") };
     let rules = AuthRules {
+        version: 0,
         principals: ["one", "two"].into_iter().zip(&tokens).map(principal).collect(),
         roles: [("all".to_owned(), Role { allow: vec![everything], deny: Vec::new() })].into(),
         ..AuthRules::default()

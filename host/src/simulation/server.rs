@@ -4,6 +4,7 @@
 //! deadlocks, named locks, sessions that time out, and a clock that can be set. Any difference from MySQL and MariaDB
 //! is a fault: the tests that every store passes run against this server as well.
 
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -234,6 +235,17 @@ impl Server {
             }
         }
         self.changed.notify_waiters();
+    }
+
+    /// The version of the rules of who may do what that is recorded.
+    pub fn recorded_rules(&self) -> u64 {
+        let state = self.state.lock();
+        let Ok(table) = state.table("lockkeeper_shared") else { return 0 };
+        let keys = state.keys(table, (Bound::Unbounded, Bound::Unbounded)).into_iter();
+        let mut rows = keys.filter_map(|key| state.visible(&(table, key), 0));
+        let text = |value: &Value| String::from_utf8(value.text().unwrap_or_default()).unwrap_or_default();
+        let rules = rows.find(|row| text(&row[0]) == "[[auth]]").map(|row| text(&row[1]));
+        rules.and_then(|rules| rules.split_once(':')?.0.parse().ok()).unwrap_or(0)
     }
 
     /// The locks of each session, as text for people.

@@ -108,6 +108,28 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
+/// One proxy gets a new file of principals, and the other one gets it long after the grace.
+#[test]
+fn a_proxy_with_an_old_file_of_principals_grants_nothing_after_the_grace() {
+    let deploy = |at_ms, proxy| Planned { at_ms, fault: Fault::Deploy { proxy, version: 1 } };
+    let options = Options {
+        proxies: 2,
+        clients: 8,
+        second: None,
+        second_ahead_ms: 0,
+        policies: vec!["lease"],
+        lasts: Duration::from_secs(45),
+        packet_faults_per_mille: 0,
+        faults: vec![deploy(5_000, 0), deploy(35_000, 1)],
+        in_order: false,
+        ..Options::of(1)
+    };
+    let report =
+        run(&options).unwrap_or_else(|failed| panic!("{}\n{}", failed.violation.0, failed.time_line));
+    let refused = report.counts.get("a request is refused because of other rules").copied().unwrap_or(0);
+    assert!(refused > 20, "{:?}", report.counts);
+}
+
 /// The first runs of the search, which `cargo xtask sim` continues.
 #[test]
 fn the_promises_are_kept_in_some_runs() {

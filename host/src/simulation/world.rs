@@ -14,30 +14,33 @@ use super::application;
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
 use super::end;
-use super::faults::{BACKOFF, Fault, FaultyNetwork, ORDERED, Planned, Settings, Succession, Tally, polling};
+use super::faults::{Fault, FaultyNetwork, Planned, Succession, Tally};
 use super::network::Route;
-use super::options::{Options, POLICIES, Second};
+use super::options::{Options, Second};
 use super::pair::Pair;
 use super::peers::{PeerClient, PeerNetwork};
+use super::principals::{GRACE, rules};
 use super::server::Server;
 use super::simulate;
+use crate::auth::Auth;
 use crate::clock;
-use crate::config::{
-    EngineLimits, FleetConfig, HttpLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute,
-    StoreConfig, UpstreamLimits, Wildcard, naming,
-};
+use crate::config::{FleetConfig, HttpLimits, Limits, UpstreamLimits, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::{Front, Guard};
 use crate::latest;
 use crate::lock::{Instant, Space};
 use crate::mutex::Mutex;
 use crate::mysql::{Advisory, MysqlStore, Row};
-use crate::policy::{Compiler, Engine, Policies};
+use crate::policy::Policies;
 use crate::service::{Notice, NoticeKind, Parts, Service};
 use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::vital::process::Process;
+
+mod parts;
+
+use parts::{Edited, policies, routes, store_config};
 
 /// The result of a run that broke no promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +85,7 @@ pub struct Proxy {
     pub front: Arc<Front>,
     guard: Arc<Guard>,
     fleet: Fleet,
+    pub auth: Auth,
     pub policies: Policies,
     /// The store, followed by the members of the quorum.
     pub stores: Vec<Arc<MysqlStore>>,
@@ -103,6 +107,8 @@ struct World {
     edited: Mutex<Edited>,
     /// The version of the names that the proxies' files give to guarded requests.
     naming: latest::Sender<u32>,
+    /// The versions of the files of principals of the proxies.
+    rules: Mutex<Vec<u64>>,
     /// Held while a proxy is paused, stopped or started.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
@@ -185,55 +191,6 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
 
-type Edited = BTreeMap<&'static str, Settings>;
-
-fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
-    // All runs share an engine, because it caches compiled components.
-    static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
-    let (engine, _) = ENGINE.get_or_init(|| {
-        let of_engine =
-            EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
-        let engine =
-            Engine::new(&of_engine, Compiler::InProcess).unwrap_or_else(|error| panic!("no engine: {error}"));
-        let loaded = load(&engine, limits, in_order, edited);
-        (engine, loaded)
-    });
-    load(engine, limits, in_order, edited)
-}
-
-fn load(engine: &Engine, limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
-    let policy = |name: &&'static str| PolicyConfig {
-        name: (*name).to_owned(),
-        source: PolicySource::Builtin(if *name == BACKOFF { BACKOFF } else { "default" }.to_owned()),
-        settings: match *name {
-            BACKOFF => polling(),
-            name if edited.contains_key(name) => edited[name].table(),
-            name => Settings { global_order: in_order && name == ORDERED, ..Settings::of(name) }.table(),
-        },
-    };
-    let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();
-    let loaded = Policies::load(engine, &configs, limits, &Metrics::default());
-    loaded.unwrap_or_else(|error| panic!("{error:?}"))
-}
-
-fn routes() -> Vec<PolicyRoute> {
-    let route = |name: &&str| PolicyRoute {
-        resource: Wildcard::new(format!("{name}/*")),
-        policy: (*name).to_owned(),
-    };
-    POLICIES.iter().map(route).collect()
-}
-
-fn store_config() -> StoreConfig {
-    StoreConfig {
-        lanes: 2,
-        renewal_lanes: 1,
-        timeout: Duration::from_millis(TIMEOUT_MS.into()),
-        clean_after: Duration::from_secs(2),
-        ..StoreConfig::default()
-    }
-}
-
 impl World {
     fn start(options: &Options) -> World {
         let server = |n| Server::new(&format!("server-{n}"));
@@ -265,6 +222,7 @@ impl World {
             next_life: AtomicU64::new(0),
             edited: Mutex::default(),
             naming: latest::Sender::new(0),
+            rules: Mutex::new(vec![0; options.proxies]),
             lives,
             shared,
         };
@@ -327,6 +285,7 @@ impl World {
         let (named, ttl_ms) = (self.naming.subscribe(), self.options.guarded_ttl_ms());
         let naming_now = *named.borrow();
         let guards = application::routes(naming_now, ttl_ms);
+        let auth = Auth::new(&rules(self.rules.lock()[index]));
         let fleet = Fleet::start(fleet::Parts {
             registry,
             service: service.clone(),
@@ -336,6 +295,8 @@ impl World {
             config: FleetConfig::default(),
             metrics: metrics.clone(),
             address,
+            auth: auth.clone(),
+            grace: GRACE,
             peer_secret: latest::Sender::new(None),
         });
         let (upstreams, http) = (UpstreamLimits::default(), HttpLimits::default());
@@ -348,7 +309,20 @@ impl World {
         let notices = Arc::new(Mutex::new(service.watch().expect("it is the only reader")));
         let draining = CancellationToken::new();
         let life = self.next_life.fetch_add(1, Relaxed);
-        Proxy { index, life, process, service, draining, front, guard, fleet, policies, stores, notices }
+        Proxy {
+            index,
+            life,
+            process,
+            service,
+            draining,
+            front,
+            guard,
+            fleet,
+            auth,
+            policies,
+            stores,
+            notices,
+        }
     }
 
     async fn run(self) -> Result<Report, Box<Failed>> {
@@ -380,6 +354,7 @@ impl World {
         while clock::now() < until && !world.shared.over.load(Relaxed) {
             let left = Duration::from_micros(until.us_since(clock::now()));
             tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+            world.shared.checks.lock().rules_are(world.servers[0].recorded_rules(), clock::now());
         }
         world.shared.over.store(true, Relaxed);
         for (what, mut tasks) in [("a client", clients), ("a fault", faults)] {
@@ -390,6 +365,8 @@ impl World {
             }
         }
         world.networks.iter().for_each(|network| network.heal());
+        let latest = world.rules.lock().iter().copied().max().unwrap_or(0);
+        (0..world.options.proxies).for_each(|proxy| world.deploy(proxy, latest));
         if !world.shared.is_broken() {
             end::no_lease_is_left_behind(&world.shared, &world.options).await;
         }
@@ -475,6 +452,7 @@ impl World {
                 self.is_replaced(policy);
                 self.edited.lock().insert(*policy, settings.clone());
             }
+            Fault::Deploy { proxy, version } => self.deploy(proxy % self.options.proxies, *version),
             Fault::RollBack { proxy, policy } => {
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (fleet, policy) = (proxy.fleet.clone(), *policy);
@@ -485,6 +463,13 @@ impl World {
                 .await;
             }
         }
+    }
+
+    /// Gives a proxy a file of principals, unless it has a later one.
+    fn deploy(&self, proxy: usize, version: u64) {
+        let mut files = self.rules.lock();
+        files[proxy] = files[proxy].max(version);
+        self.shared.proxy(proxy).auth.replace(&rules(files[proxy]));
     }
 
     fn is_replaced(&self, policy: &'static str) {

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 
 use super::{StoreError, StoreFuture};
 use crate::lock::{Instant, ServerTime};
@@ -88,6 +89,9 @@ pub struct Member {
     pub until: ServerTime,
     /// The acknowledged sequence number of each policy; `None` while the member joins and grants nothing.
     pub acks: Option<BTreeMap<String, u64>>,
+    /// The [mark](RulesVersion::mark) of the rules of who may do what that the member goes by; `None` while it joins, and
+    /// for earlier versions of the program.
+    pub rules: Option<u64>,
 }
 
 /// The data that a member sends with each heartbeat.
@@ -103,8 +107,48 @@ pub struct Pulse {
     pub routes: String,
     /// The acknowledged sequence number of each policy; `None` leaves the recorded ones unchanged.
     pub acks: Option<BTreeMap<String, u64>>,
+    /// The [mark](RulesVersion::mark) of the rules of who may do what. It is recorded together with `acks`.
+    pub rules: u64,
     /// How long after this heartbeat the others consider the member gone.
     pub lives: Duration,
+}
+
+/// Rules of who may do what, as proxies compare them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RulesVersion {
+    /// The number that operators raise.
+    pub number: u64,
+    /// A digest of what the rules decide, in plain ASCII characters without a colon.
+    pub digest: String,
+}
+
+impl RulesVersion {
+    /// A number that other rules do not have. It tells nothing about the rules.
+    pub fn mark(&self) -> u64 {
+        let hash = Sha256::digest(self.to_string());
+        hash.iter().take(8).fold(0, |mark, byte| mark << 8 | u64::from(*byte))
+    }
+
+    /// The rules that [`Display`](std::fmt::Display) shows as this text.
+    pub fn parse(text: &str) -> Option<RulesVersion> {
+        let (number, digest) = text.split_once(':')?;
+        Some(RulesVersion { number: number.parse().ok()?, digest: digest.to_owned() })
+    }
+}
+
+impl std::fmt::Display for RulesVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.number, self.digest)
+    }
+}
+
+/// The rules that the proxies of a store should go by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesRecord {
+    /// The rules.
+    pub rules: RulesVersion,
+    /// When they were recorded.
+    pub since: ServerTime,
 }
 
 /// The secret by which the proxies of one store recognise each other.
@@ -150,6 +194,8 @@ pub struct View {
     pub records: Vec<PolicyRecord>,
     /// By what the proxies of this store recognise each other, if they have agreed on it.
     pub peer_secret: Option<PeerSecret>,
+    /// The rules of who may do what that the proxies should go by.
+    pub rules: Option<RulesRecord>,
 }
 
 impl PolicyRecord {
@@ -202,8 +248,8 @@ pub trait Registry: Send + Sync + 'static {
     /// Deletes the row of a member that has had no heartbeat since `beat`.
     fn evict(&self, id: u64, beat: ServerTime) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Lets a joining member grant locks, if `acks` acknowledges the current state of all records.
-    fn activate(&self, id: u64, acks: BTreeMap<String, u64>) -> StoreFuture<Result<bool, StoreError>>;
+    /// Lets a joining member grant locks, if its `acks` acknowledge the current state of all records.
+    fn activate(&self, me: Pulse) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes `own` the recorded versions, if no other member may grant. If a recorded version was different,
     /// later tokens are above all earlier ones.
@@ -233,6 +279,13 @@ pub trait Registry: Send + Sync + 'static {
 
     /// Makes `secret` the [secret of the proxies](View::peer_secret), if they have none.
     fn agree_on(&self, secret: PeerSecret) -> StoreFuture<Result<(), StoreError>>;
+
+    /// Records rules of who may do what, if the recorded ones are still those `before`. Tells whether they were.
+    fn record_rules(
+        &self,
+        before: Option<RulesVersion>,
+        now: RulesVersion,
+    ) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Limits until when leases may be written, by the store's clock and by the proxy's own clock. `None`: no
     /// leases are written, and claims that wait to be written fail.

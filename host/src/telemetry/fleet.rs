@@ -12,6 +12,7 @@ pub struct Fleet {
     members: Gauge,
     changes: Family<Outcome, Counter>,
     notifications: Family<Outcome, Counter>,
+    rules_differ: Gauge,
 }
 
 impl Fleet {
@@ -21,6 +22,12 @@ impl Fleet {
         Fleet {
             members: register(registry, "fleet_members", "Proxies of this store that live", Gauge::default()),
             changes: register(registry, "fleet_changes", changes, Family::default()),
+            rules_differ: register(
+                registry,
+                "fleet_rules_differ",
+                "Whether the rules of who may do what are not those of the store",
+                Gauge::default(),
+            ),
             notifications: register(registry, "fleet_notifications", notifications, Family::default()),
         }
     }
@@ -33,6 +40,11 @@ impl Fleet {
     /// Counts a policy change that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
     pub fn change(&self, outcome: &'static str) {
         self.changes.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Sets whether the rules of this proxy are not those of its store.
+    pub fn rules_differ(&self, now: bool) {
+        self.rules_differ.set(now.into());
     }
 
     /// Counts a notification of another proxy. `outcome` is `woken`, or `refused` for a connection whose caller did not
@@ -52,10 +64,12 @@ mod tests {
         metrics.fleet.members(3);
         metrics.fleet.change("live");
         metrics.fleet.notification("refused");
+        metrics.fleet.rules_differ(true);
         let lines = [
             "lockkeeper_fleet_members 3",
             "lockkeeper_fleet_changes_total{outcome=\"live\"} 1",
             "lockkeeper_fleet_notifications_total{outcome=\"refused\"} 1",
+            "lockkeeper_fleet_rules_differ 1",
         ];
         assert_has(&metrics, &lines);
     }

@@ -39,7 +39,7 @@ struct OnePolicy {
 pub struct CallTimes(Histogram);
 
 /// The outcomes of an acquire; the last stands for all others.
-const OUTCOMES: [&str; 14] = [
+const OUTCOMES: [&str; 15] = [
     "granted",
     "contended",
     "done",
@@ -52,6 +52,7 @@ const OUTCOMES: [&str; 14] = [
     "request_id_reused",
     "store_unavailable",
     "not_yet",
+    "rules_differ",
     "shutting_down",
     "other",
 ];

@@ -7,9 +7,12 @@ use lockkeeper::auth::{NewToken, new_token};
 use lockkeeper::{admin, api};
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
+use crate::harness::{
+    Client, Kind, Proxy, Response, Settings, database, eventually, folder, fresh, lockkeeper,
+};
 
 mod abuse;
+mod agreement;
 mod audit;
 mod authority;
 mod command_line;

@@ -7,7 +7,16 @@ fn version(digest: &str) -> PolicyVersion {
 fn member(id: u64, seq: Option<u64>) -> Member {
     let acks = seq.map(|seq| BTreeMap::from([("p".to_owned(), seq)]));
     let (beat, until) = (ServerTime(1_000), ServerTime(16_000));
-    Member { id, address: String::new(), host: String::new(), routes: "r".to_owned(), beat, until, acks }
+    Member {
+        id,
+        address: String::new(),
+        host: String::new(),
+        routes: "r".to_owned(),
+        beat,
+        until,
+        acks,
+        rules: None,
+    }
 }
 
 fn record(seq: u64, live: &str, candidate: Option<&str>) -> PolicyRecord {

@@ -11,7 +11,9 @@ use crate::mysql::context::Context;
 use crate::mysql::session::fault::Fault;
 use crate::mysql::session::link::Link;
 use crate::mysql::sql::{self, NOW_US};
-use crate::store::registry::{Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, View};
+use crate::store::registry::{
+    Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, RulesRecord, RulesVersion, View,
+};
 
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
@@ -20,6 +22,9 @@ const SHARED: &str = "lockkeeper_shared";
 
 /// The row of [`SHARED`] with the secret of the proxies.
 const SECRET: &str = "peers";
+/// The row of [`SHARED`] with the rules of who may do what. Also the name under which a member has its rules' mark among its
+/// acknowledgements: no policy has a name like this, and earlier versions of the program look for names that they know.
+const RULES: &str = "[[auth]]";
 
 /// The columns that [`read_member`] reads.
 const MEMBER: &str = "id,address,host,routes,beat_us,until_us,acks";
@@ -107,15 +112,14 @@ impl Link {
 
     /// Renews the row of a proxy, if it has one, and reads the rows of all proxies and policies.
     pub(super) async fn beat(&mut self, context: &Context, me: &Pulse) -> Result<View, Fault> {
-        let acks =
-            me.acks.as_ref().map(|acks| format!(",acks={}", hexed(&to_json(acks)))).unwrap_or_default();
+        let acks = me.acks.as_ref().map(|_| format!(",acks={}", acknowledged(me))).unwrap_or_default();
         // The time is read first, so a wait for the lock of the row does not make it later.
         let sql = format!(
             "SET @b={NOW_US};UPDATE {PROXIES} SET beat_us=@b,until_us=@b+{},address={}{acks} WHERE id={};{};\
              SELECT {MEMBER} FROM {PROXIES} ORDER BY id;\
              SELECT p.name,seq,live_digest,live_settings,candidate_digest,candidate_settings,since_us,note,\
              digest,settings FROM {POLICIES} p LEFT JOIN {BEFORE} b ON b.name=p.name AND successor=live_digest \
-             ORDER BY p.name;SELECT name,value FROM {SHARED}",
+             ORDER BY p.name;SELECT name,value,since_us FROM {SHARED}",
             me.lives.as_micros(),
             hexed(&me.address),
             me.id,
@@ -127,10 +131,13 @@ impl Link {
         self.learn(context, sets.next(), asked_at)?;
         let members = read_all(sets.next(), PROXIES, read_member)?;
         let records = read_all(sets.next(), POLICIES, read_record)?;
-        let shared: Vec<(Vec<u8>, Vec<u8>)> = rows(sets.next(), SHARED)?;
-        let secret = shared.iter().find(|(name, _)| name == SECRET.as_bytes());
-        let peer_secret = secret.and_then(|(_, value)| PeerSecret::from_bytes(value));
-        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret })
+        let shared: Vec<(Vec<u8>, Vec<u8>, u64)> = rows(sets.next(), SHARED)?;
+        let value = |of: &str| shared.iter().find(|(name, ..)| name == of.as_bytes());
+        let peer_secret = value(SECRET).and_then(|(_, value, _)| PeerSecret::from_bytes(value));
+        let rules = value(RULES).and_then(|(_, value, since)| {
+            Some(RulesRecord { rules: RulesVersion::parse(&text(value))?, since: ServerTime(*since) })
+        });
+        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret, rules })
     }
 
     /// Writes the secret of the proxies, if there is none.
@@ -141,6 +148,26 @@ impl Link {
              ON DUPLICATE KEY UPDATE name=name"
         );
         self.exchange(insert).await.map(drop)
+    }
+
+    /// Writes the rules of who may do what, if they are still those `before`. Tells whether they were.
+    pub(super) async fn write_rules(
+        &mut self,
+        before: Option<&RulesVersion>,
+        now: &RulesVersion,
+    ) -> Result<bool, Fault> {
+        let (name, value) = (hexed(RULES), hexed(&now.to_string()));
+        let write = match before {
+            None => format!(
+                "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
+                 ON DUPLICATE KEY UPDATE name=name"
+            ),
+            Some(before) => format!(
+                "UPDATE {SHARED} SET value={value},since_us={NOW_US} WHERE name={name} AND value={}",
+                hexed(&before.to_string())
+            ),
+        };
+        self.changes_a_row(write).await
     }
 
     /// Deletes the row of a proxy.
@@ -154,9 +181,9 @@ impl Link {
     }
 
     /// Writes what a proxy has acknowledged. Tells whether the proxy has a row.
-    pub(super) async fn acknowledge(&mut self, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {
-        let update = format!("UPDATE {PROXIES} SET acks={} WHERE id={id}", hexed(&to_json(acks)));
-        self.exchange(update).await?;
+    pub(super) async fn acknowledge(&mut self, me: &Pulse) -> Result<bool, Fault> {
+        let id = me.id;
+        self.exchange(format!("UPDATE {PROXIES} SET acks={} WHERE id={id}", acknowledged(me))).await?;
         let there = format!("SELECT COUNT(*) FROM {PROXIES} WHERE id={id}");
         Ok(count(&self.exchange(there).await?) == 1)
     }
@@ -174,9 +201,8 @@ impl Link {
     /// Locks the rows of all proxies, writes what the proxy `me` has acknowledged if it has joined, and reads
     /// the rows. They do not change before the transaction ends.
     pub(super) async fn lock_members(&mut self, me: &Pulse) -> Result<Vec<Member>, Fault> {
-        let acks = to_json(me.acks.as_ref().unwrap_or(&BTreeMap::new()));
-        let acknowledge =
-            format!("UPDATE {PROXIES} SET acks={} WHERE id={} AND acks IS NOT NULL", hexed(&acks), me.id);
+        let (id, acks) = (me.id, acknowledged(me));
+        let acknowledge = format!("UPDATE {PROXIES} SET acks={acks} WHERE id={id} AND acks IS NOT NULL");
         let members = format!(
             "SELECT {MEMBER} FROM {PROXIES} FORCE INDEX (PRIMARY) \
              ORDER BY id FOR UPDATE;{acknowledge};SELECT {MEMBER} FROM {PROXIES}"
@@ -328,10 +354,11 @@ fn read_all<T>(set: Option<Vec<Row>>, table: &str, read: impl Fn(Row) -> Option<
 fn read_member(row: Row) -> Option<Member> {
     type Columns = (u64, Vec<u8>, Vec<u8>, Vec<u8>, u64, u64, Option<Vec<u8>>);
     let (id, address, host, routes, beat, until, acks) = mysql_async::from_row_opt::<Columns>(row).ok()?;
-    let acks = match acks {
+    let mut acks: Option<BTreeMap<String, u64>> = match acks {
         Some(acks) => Some(serde_json::from_slice(&acks).ok()?),
         None => None,
     };
+    let rules = acks.as_mut().and_then(|acks| acks.remove(RULES));
     Some(Member {
         id,
         address: text(&address),
@@ -340,6 +367,7 @@ fn read_member(row: Row) -> Option<Member> {
         beat: ServerTime(beat),
         until: ServerTime(until),
         acks,
+        rules,
     })
 }
 
@@ -375,8 +403,11 @@ fn foreign(table: &str) -> Fault {
     Fault::Rejected { why: format!("a row of {table} has unknown content: was it changed by hand?") }
 }
 
-fn to_json(acks: &BTreeMap<String, u64>) -> String {
-    serde_json::to_string(acks).unwrap_or_default()
+/// What a proxy has acknowledged, with the mark of its rules.
+fn acknowledged(me: &Pulse) -> String {
+    let mut acks = me.acks.clone().unwrap_or_default();
+    acks.insert(RULES.to_owned(), me.rules);
+    hexed(&serde_json::to_string(&acks).unwrap_or_default())
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -79,6 +79,8 @@ on_both! {
         }
         let mut took = Vec::new();
         for n in 1..=8 {
+            // A waiter that has just come asks the store several times, and might not need a notification.
+            pause_ms(400).await;
             let begun = Instant::now();
             assert_eq!(one.client().release(&held).await.status, 200);
             let granted = waiter.await.unwrap();
