@@ -1,7 +1,7 @@
 //! What `up` needs to know of config.toml. The proxy itself checks the file.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -37,14 +37,13 @@ impl Address {
         match self {
             Address::Unix(path) => Address::Unix(folder.join(path)),
             Address::Tcp(mut address) => {
-                match address {
-                    SocketAddr::V4(v4) if v4.ip().is_unspecified() => {
-                        address.set_ip(Ipv4Addr::LOCALHOST.into())
-                    }
-                    SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
-                        address.set_ip(Ipv6Addr::LOCALHOST.into())
-                    }
-                    _ => {}
+                if address.ip().is_unspecified() {
+                    let localhost: IpAddr = if address.is_ipv4() {
+                        Ipv4Addr::LOCALHOST.into()
+                    } else {
+                        Ipv6Addr::LOCALHOST.into()
+                    };
+                    address.set_ip(localhost);
                 }
                 Address::Tcp(address)
             }

@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use lockkeeper::fronts::routes::Needs;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 
@@ -132,9 +133,9 @@ on_both! {
             ("algorithm", hmac),
         ];
         let (api, admin) = (secured.proxy.client(), secured.proxy.admin());
-        let of_api = api::ROUTES.iter().map(|route| (&api, route.methods, route.path, route.verbs));
-        let of_admin = admin::ROUTES.iter().map(|route| (&admin, route.methods, route.path, route.verbs));
-        for (listener, methods, path, _) in of_api.chain(of_admin).filter(|(.., verbs)| !verbs.is_empty()) {
+        let of_api = api::ROUTES.iter().map(|route| (&api, route.methods, route.path, route.needs));
+        let of_admin = admin::ROUTES.iter().map(|route| (&admin, route.methods, route.path, route.needs));
+        for (listener, methods, path, _) in of_api.chain(of_admin).filter(|(.., needs)| *needs != Needs::Nothing) {
             let method = methods.allow().split(',').next().unwrap();
             let path = path.replace("{name...}", "orders/1").replace("{key...}", "orders/1").replace("{name}", "default");
             for (_, token) in &tokens {
