@@ -69,6 +69,7 @@ fn steps() -> Result<Vec<(String, Check)>> {
         ("servers".into(), Box::new(servers_are_there)),
         ("lints".into(), cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
         ("tests".into(), cargo(&["test", "--workspace"])),
+        ("fairness".into(), cargo(&FAIRNESS)),
         ("simulation".into(), cargo(&SIMULATION)),
     ];
     for example in examples()? {
@@ -80,6 +81,18 @@ fn steps() -> Result<Vec<(String, Check)>> {
     steps.push(("advisories".into(), Box::new(deny::advisories)));
     Ok(steps)
 }
+
+/// A test that compares times, and therefore runs when no other test does.
+const FAIRNESS: [&str; 8] = [
+    "test",
+    "--workspace",
+    "--test",
+    "it",
+    "--",
+    "--ignored",
+    "--nocapture",
+    "auth::abuse::an_abusive_client",
+];
 
 /// Runs of new seeds; those of known seeds are among the tests.
 const SIMULATION: [&str; 7] =

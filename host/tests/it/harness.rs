@@ -40,17 +40,18 @@ pub enum Kind {
 #[macro_export]
 macro_rules! on_both {
     ($($(#[$meta:meta])* async fn $name:ident($kind:ident: Kind) $body:block)*) => {$(
-        $(#[$meta])*
         mod $name {
             use super::*;
 
             async fn test($kind: $crate::harness::Kind) $body
 
+            $(#[$meta])*
             #[test]
             fn mysql() {
                 $crate::harness::run(test($crate::harness::Kind::Mysql));
             }
 
+            $(#[$meta])*
             #[test]
             fn mariadb() {
                 $crate::harness::run(test($crate::harness::Kind::Mariadb));
