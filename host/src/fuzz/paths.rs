@@ -44,7 +44,7 @@ struct Listener {
 pub fn hold(u: &mut Unstructured<'_>) -> Result<()> {
     let mut reader = Reader::any(u)?;
     let listener = Listener::any(u, &mut reader)?;
-    let words: Vec<&str> = (0..u.int_in_range(0..=4)?).map(|_| one_of(u, &WORDS)).collect::<Result<_>>()?;
+    let words = words(u)?;
     let paths = [spelt(u, &words)?, spelt(u, &words)?];
     let patterns = ROUTES.map(|(pattern, _)| pattern);
     let found = paths.iter().filter_map(|path| {
@@ -168,6 +168,29 @@ const WORDS: [&str; 18] = [
     "v1.2",
 ];
 
+const REQUESTS: [&str; 8] = [
+    "orders/42/pay",
+    "orders/7",
+    "tasks/k",
+    "tasks/a b/7/skip",
+    "files/a/caf\u{e9}",
+    "health",
+    "public/a",
+    "a/42",
+];
+
+/// The segments of a request, mostly of one that has a route, and sometimes behind another segment.
+fn words(u: &mut Unstructured<'_>) -> Result<Vec<&'static str>> {
+    if u.ratio(1, 4)? {
+        return (0..u.int_in_range(0..=4)?).map(|_| one_of(u, &WORDS)).collect();
+    }
+    let mut words: Vec<&str> = one_of(u, &REQUESTS)?.split('/').collect();
+    if u.ratio(1, 4)? {
+        words.insert(0, one_of(u, &WORDS)?);
+    }
+    Ok(words)
+}
+
 /// A path of these segments in any spelling.
 fn spelt(u: &mut Unstructured<'_>, words: &[&str]) -> Result<String> {
     if u.ratio(1, 16)? {
@@ -175,7 +198,7 @@ fn spelt(u: &mut Unstructured<'_>, words: &[&str]) -> Result<String> {
     }
     let mut path = String::new();
     for word in words {
-        path.push_str(if u.ratio(7, 8)? { "/" } else { one_of(u, &SEPARATORS)? });
+        path.push_str(if u.ratio(3, 4)? { "/" } else { one_of(u, &SEPARATORS)? });
         let is_odd = u.ratio(1, 3)?;
         for c in word.chars() {
             spell(u, c, is_odd, &mut path)?;

@@ -26,6 +26,9 @@ pub fn fault(path: &str) -> Option<&'static str> {
         if percent_decode_str(path).any(|byte| byte.is_ascii_control()) {
             return Some("has an encoded control character, where some applications stop to read");
         }
+        if percent_decode_str(path).decode_utf8().is_err() {
+            return Some("is not UTF-8, and would be read in different ways");
+        }
     }
     let has_dots = has_dots(path) || decoded_again(path).is_some_and(|path| has_dots(&path));
     has_dots.then_some("a part of the path is `.` or `..`, which would be read in different ways")
@@ -166,8 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_escape_and_an_encoded_control_character_are_faults() {
-        for path in ["/a%", "/a%4", "/a%zz", "/4%u0032", "/%%34%32", "/a%00", "/a%0A/b", "/a%7f", "//a"] {
+    fn what_is_no_plain_text_is_a_fault() {
+        for path in
+            ["/a%", "/a%4", "/a%zz", "/4%u0032", "/%%34%32", "/a%00", "/a%0A/b", "/a%7f", "//a", "/a.%C0%AFb"]
+        {
             assert!(fault(path).is_some(), "{path}");
         }
         for path in ["/a%20b", "/%C3%A9", "/100%25", "/"] {
