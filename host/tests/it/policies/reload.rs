@@ -111,7 +111,7 @@ on_both! {
     async fn a_hold_keeps_its_generation_after_a_swap(kind: Kind) {
         let deployment = Deployment::start(kind, &BAD).await;
         let client = deployment.proxy.client();
-        let mut hold = hold(&deployment.proxy, json!({"resource": "held", "ttl_ms": 600})).await;
+        let mut hold = hold(&deployment.proxy, json!({"resource": "held", "ttl_ms": 3_000})).await;
         let lease = line(&mut hold).await;
         let old = lease["policy"].as_str().unwrap().to_owned();
         let new = deployment.push(&variant(&BAD, 1)).await;

@@ -198,7 +198,7 @@ upstream = "http://127.0.0.1:9000"
 [[guard]]
 listen = "127.0.0.1:7081"
 [[guard.routes]]
-match = { path = "/{*all}" }
+match = { path = "/{*all}", extension = "exact" }
 ambiguous_paths = "allow"
 upstream = "http://127.0.0.1:9002"
 policy = "default"
