@@ -52,19 +52,19 @@ impl RulesGate {
         let mut ends = self.end.subscribe();
         loop {
             let end = ends.borrow_and_update().clone();
-            let closes = async {
+            let closed = async {
                 match &end {
-                    Some(end) => clock::sleep_until(end.at).await,
+                    Some(end) => {
+                        clock::sleep_until(end.at).await;
+                        end.error()
+                    }
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
                 changed = ends.changed() => if changed.is_err() { std::future::pending::<()>().await },
-                () = closes => {}
-            }
-            if let Err(error) = self.check(client) {
-                return error;
+                error = closed => return error,
             }
         }
     }
