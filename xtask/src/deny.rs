@@ -129,6 +129,8 @@ fn lock_files(root: &Path) -> Result<Vec<PathBuf>> {
                 found.push(path);
             } else if entry.file_type().is_ok_and(|kind| kind.is_dir())
                 && !name.to_string_lossy().starts_with('.')
+                // It is never distributed, and libFuzzer has a licence of its own.
+                && name != "fuzz"
                 && !path.join("CACHEDIR.TAG").exists()
             {
                 folders.push(path);
