@@ -2,7 +2,7 @@
 //!
 //! The called proxy first sends its name, as one line, so that another proxy with the same address is not taken for
 //! it. After the line it sends [`NONCE`] random bytes, and then nothing else. The caller sends a frame for each
-//! notification: two bytes of length, one byte of key space, the key, and the [`proof`] that a proxy of the same store
+//! notification: two bytes of length, one byte of key space, the key, and the proof ([`PROOF`]) that a proxy of the same store
 //! sent exactly this. The secret of the proofs is in the store and is never sent.
 //!
 //! The name says whether the called proxy asks for proofs. A proxy of an earlier version sends its name alone and takes

@@ -242,7 +242,7 @@ pub async fn a_server_whose_record_names_another_server_is_not_used_further(data
 }
 
 /// The lock of the first of two rows is granted when this proxy is no longer a member of its fleet. A write
-/// of one row may be late by [`LOCK_WAIT_S`](super::sql::LOCK_WAIT_S); the other proxies do not count a
+/// of one row may be late by [`LOCK_WAIT_S`](crate::mysql::sql::LOCK_WAIT_S); the other proxies do not count a
 /// proxy as gone before that.
 pub async fn no_operation_succeeds_after_the_membership_of_a_proxy_has_ended(database: &impl Database) {
     let store = open(database).await;
