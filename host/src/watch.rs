@@ -29,6 +29,8 @@ const MAX_UNREAD: usize = 16;
 
 enum Signal {
     Event,
+    /// All files are to be reported.
+    Again,
     Stop,
 }
 
@@ -40,6 +42,16 @@ pub type Changes = mpsc::Receiver<(String, Option<Vec<u8>>)>;
 pub struct Watcher {
     signals: Sender<Signal>,
     _notify: Option<RecommendedWatcher>,
+}
+
+impl Watcher {
+    /// Reports all files again soon, even those whose contents are as reported. For a caller that has read a file itself:
+    /// the contents that it read were perhaps never reported, and if they change back to the reported ones, that is no
+    /// change for the watch.
+    pub fn look_again(&self) {
+        // Sending fails only if the receiver of the changes is gone.
+        let _ = self.signals.send(Signal::Again);
+    }
 }
 
 /// Watches files. Sends the name and the contents of each file, first as it is now and then after each change.
@@ -102,8 +114,13 @@ struct Scan {
 impl Scan {
     fn run(mut self, signals: &Receiver<Signal>) {
         loop {
-            if self.scan().is_err() || !wait(signals) {
+            if self.scan().is_err() {
                 return;
+            }
+            match wait(signals) {
+                None => return,
+                Some(true) => self.seen.clear(),
+                Some(false) => {}
             }
         }
     }
@@ -123,22 +140,26 @@ impl Scan {
     }
 }
 
-/// Waits for an event and a quiet period after it, or for the next poll. Returns false when the watch ends.
-fn wait(signals: &Receiver<Signal>) -> bool {
+/// Waits for a signal and a quiet period after it, or for the next poll. Returns whether all files are to be reported;
+/// `None` when the watch ends.
+fn wait(signals: &Receiver<Signal>) -> Option<bool> {
+    let mut again = false;
     match signals.recv_timeout(POLL) {
         Ok(Signal::Event) => {}
-        Err(RecvTimeoutError::Timeout) => return true,
-        Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+        Ok(Signal::Again) => again = true,
+        Err(RecvTimeoutError::Timeout) => return Some(false),
+        Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return None,
     }
     let latest = clock::now().plus_ms(MOST_MS);
     while clock::now() < latest {
         match signals.recv_timeout(QUIET) {
             Ok(Signal::Event) => {}
+            Ok(Signal::Again) => again = true,
             Err(RecvTimeoutError::Timeout) => break,
-            Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
-    true
+    Some(again)
 }
 
 impl Drop for Watcher {

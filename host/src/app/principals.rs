@@ -14,11 +14,8 @@ use crate::watch::{Changes, Watcher, watch};
 
 /// A larger file is not one of principals and roles.
 const MAX_BYTES: usize = 16 << 20;
-/// How long a file that has faults, or that has just changed, waits for the next look.
+/// How long a file with faults waits for the next try.
 const RETRY: Duration = Duration::from_secs(2);
-/// How often a file that has just changed is looked at. The watch may not have seen its contents yet: if they change
-/// back before it looks, it has nothing to report. By the last of these looks it has seen them.
-const LOOKS: u32 = 3;
 const BETWEEN_READINGS: Duration = Duration::from_millis(300);
 /// A file that changes all the time is taken as it is after this many readings.
 const READINGS: u32 = 10;
@@ -43,17 +40,16 @@ pub(super) fn follow(
 ) -> io::Result<impl Future<Output = ()> + use<>> {
     let file = config.file.clone();
     let mut watched: BTreeSet<PathBuf> = file.iter().cloned().collect();
-    let (mut _watcher, mut changes) = watch_all(&watched)?;
+    let (mut watcher, mut changes) = watch_all(&watched)?;
     Ok(async move {
         let Some(file) = file else { return };
         // The contents at the start may have changed since they were loaded.
         let mut seen: Option<Vec<Fault>> = None;
-        let mut looks = 0_u32;
         loop {
             tokio::select! {
                 changed = changes.recv() => if changed.is_none() { return },
                 // A fault may be one of the file's mode, which is no change of its contents.
-                () = tokio::time::sleep(RETRY), if seen.is_some() || looks > 0 => looks = looks.saturating_sub(1),
+                () = tokio::time::sleep(RETRY), if seen.is_some() => {}
             }
             let settled = settled(&file).await;
             let trouble = settled.is_err().then(|| {
@@ -65,13 +61,14 @@ pub(super) fn follow(
                 Ok(rules) => {
                     seen = None;
                     if auth.replace(&rules) {
-                        looks = LOOKS;
                         tracing::info!(principals = rules.principals.len(), "the principals were replaced");
+                        // The watch may have reported another content than this one.
+                        watcher.look_again();
                     }
                     let files = rules.files(&file);
                     if files != watched {
                         match watch_all(&files) {
-                            Ok(again) => (_watcher, changes, watched) = (again.0, again.1, files),
+                            Ok(again) => (watcher, changes, watched) = (again.0, again.1, files),
                             Err(error) => tracing::error!(%error, "files of keys cannot be watched"),
                         }
                     }

@@ -43,6 +43,16 @@ async fn a_file_that_is_gone_is_reported_once_and_again_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn the_same_contents_are_reported_again_if_asked_for() {
+    let (_dir, path) = temporary();
+    std::fs::write(&path, "one").unwrap();
+    let (watcher, mut changes) = watched(&path);
+    assert_eq!(next(&mut changes).await, b"one");
+    watcher.look_again();
+    assert_eq!(next(&mut changes).await, b"one");
+}
+
+#[tokio::test]
 async fn each_content_of_a_file_is_reported_once() {
     let (_dir, path) = temporary();
     std::fs::write(&path, "one").unwrap();
