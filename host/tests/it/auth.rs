@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use lockkeeper::auth::{NewToken, new_token};
 use lockkeeper::{admin, api};
@@ -152,6 +153,17 @@ async fn trouble(secured: &Secured, about: &str) -> f64 {
         .lines()
         .find_map(|line| line.strip_prefix(&format!("lockkeeper_trouble{{about=\"{about}\"}} ")));
     line.map_or(0.0, |value| value.parse().expect("a number"))
+}
+
+/// Runs a command to its end. Returns its exit code and what it wrote.
+async fn output(mut command: Command) -> (Option<i32>, String) {
+    ending(tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap())
+}
+
+/// The exit code of a command that has ended, and what it wrote.
+fn ending(Output { status, stdout, stderr }: Output) -> (Option<i32>, String) {
+    let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+    (status.code(), text)
 }
 
 fn is_forbidden(answer: &Response) {

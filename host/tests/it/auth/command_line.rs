@@ -13,7 +13,7 @@ fn credentials(secured: &Secured, token: &str, mode: u32) -> PathBuf {
     path
 }
 
-async fn output(secured: &Secured, args: &[&str], credentials: Option<&Path>) -> (Option<i32>, String) {
+async fn run_as(secured: &Secured, args: &[&str], credentials: Option<&Path>) -> (Option<i32>, String) {
     let mut command = lockkeeper();
     command.args(args);
     command.env("LOCKKEEPER_SERVER", format!("http://{}", secured.proxy.api_address()));
@@ -21,27 +21,25 @@ async fn output(secured: &Secured, args: &[&str], credentials: Option<&Path>) ->
     if let Some(file) = credentials {
         command.env("LOCKKEEPER_CREDENTIALS_FILE", file);
     }
-    let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let text = String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
-    (ended.status.code(), text)
+    output(command).await
 }
 
 on_both! {
     async fn commands_send_the_token_in_their_credentials_file(kind: Kind) {
         let secured = Secured::start(kind, "").await;
-        let (code, said) = output(&secured, &["ls"], None).await;
+        let (code, said) = run_as(&secured, &["ls"], None).await;
         assert_eq!(code, Some(6), "{said}");
         assert!(said.contains("--credentials-file"), "{said}");
         let file = credentials(&secured, &secured.tokens.billing.token, 0o600);
         let run = ["run", "orders/1", "--", "env"];
-        let (code, said) = output(&secured, &run, Some(&file)).await;
+        let (code, said) = run_as(&secured, &run, Some(&file)).await;
         assert_eq!(code, Some(0), "{said}");
         assert!(!said.contains(&secured.tokens.billing.token), "the command's environment has the token: {said}");
-        let (code, said) = output(&secured, &["acquire", "invoices/1"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["acquire", "invoices/1"], Some(&file)).await;
         assert_eq!(code, Some(6), "{said}");
-        assert_eq!(output(&secured, &["fleet"], Some(&file)).await.0, Some(6));
+        assert_eq!(run_as(&secured, &["fleet"], Some(&file)).await.0, Some(6));
         let operator = credentials(&secured, &secured.tokens.operator.token, 0o600);
-        let (code, said) = output(&secured, &["fleet"], Some(&operator)).await;
+        let (code, said) = run_as(&secured, &["fleet"], Some(&operator)).await;
         assert_eq!(code, Some(0), "{said}");
     }
 
@@ -96,23 +94,23 @@ on_both! {
         let secured = Secured::start(kind, "").await;
         let lease = secured.billing().lease("orders/1", 60_000).await;
         let file = credentials(&secured, &secured.tokens.billing.token, 0o600);
-        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["force", "orders/1"], Some(&file)).await;
         assert!(code == Some(6) && said.contains("force"), "{said}");
         assert_eq!(secured.billing().renew(&lease).await.status, 200);
         let file = credentials(&secured, &secured.tokens.operator.token, 0o600);
-        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["force", "orders/1"], Some(&file)).await;
         assert_eq!((code, said.as_str()), (Some(0), "orders/1 was taken from its holder\n"));
         assert_eq!(secured.billing().renew(&lease).await.status, 410);
-        let (code, said) = output(&secured, &["force", "orders/1"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["force", "orders/1"], Some(&file)).await;
         assert_eq!((code, said.as_str()), (Some(0), "orders/1 had no holder\n"));
         for _ in 0..2 {
             let shared = json!({"resource": "orders/a b", "mode": "shared", "ttl_ms": 60_000});
             assert_eq!(secured.billing().acquire(shared).await.status, 200);
         }
-        let (code, said) = output(&secured, &["force", "orders/a b", "--json"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["force", "orders/a b", "--json"], Some(&file)).await;
         let taken: Value = serde_json::from_str(&said).expect("JSON");
         assert_eq!((code, taken), (Some(0), json!({"key": "orders/a b", "holders": 2})));
-        let (code, said) = output(&secured, &["force", "--help"], None).await;
+        let (code, said) = run_as(&secured, &["force", "--help"], None).await;
         assert!(code == Some(0) && said.contains("lockkeeper force orders/42"), "{said}");
     }
 
@@ -124,7 +122,7 @@ on_both! {
         let warned = async |host: &str, more: &[&str], file: Option<&Path>| {
             let server = format!("http://{host}:{port}");
             let args = [&["ls", "--server", &server], more].concat();
-            output(&secured, &args, file).await.1.contains("unencrypted")
+            run_as(&secured, &args, file).await.1.contains("unencrypted")
         };
         // This machine, under an address that others have as well.
         assert!(warned("0.0.0.0", &[], Some(&file)).await);
@@ -136,16 +134,16 @@ on_both! {
     async fn a_credentials_file_that_others_can_read_is_refused(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         let file = credentials(&secured, &secured.tokens.billing.token, 0o644);
-        let (code, said) = output(&secured, &["ls"], Some(&file)).await;
+        let (code, said) = run_as(&secured, &["ls"], Some(&file)).await;
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains("chmod 600"), "{said}");
         let file = credentials(&secured, "", 0o600);
-        assert_eq!(output(&secured, &["ls"], Some(&file)).await.0, Some(2));
+        assert_eq!(run_as(&secured, &["ls"], Some(&file)).await.0, Some(2));
     }
 
     async fn a_new_token_works_with_its_printed_line(kind: Kind) {
         let secured = Secured::start(kind, "").await;
-        let (code, printed) = output(&secured, &["token", "new"], None).await;
+        let (code, printed) = run_as(&secured, &["token", "new"], None).await;
         assert_eq!(code, Some(0), "{printed}");
         let token = printed.lines().find(|line| line.starts_with("lk_")).unwrap();
         let line = printed.lines().find(|line| line.starts_with("tokens = ")).unwrap();

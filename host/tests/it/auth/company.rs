@@ -6,7 +6,6 @@ use std::process::{Child, Stdio};
 use rustix::process::{Signal, getuid};
 
 use super::authority::localhost;
-use super::sockets::output;
 use super::store::Certified;
 use super::*;
 use crate::harness::{free_ports, signal};

@@ -1,6 +1,5 @@
 //! TLS: the proxy's certificate, the certificates of clients, and what a listener beyond this machine needs.
 
-use std::process::Command;
 use std::time::Duration;
 
 use rcgen::SanType;
@@ -70,11 +69,7 @@ impl Encrypted {
     }
 
     async fn run(&self, args: &[&str]) -> (Option<i32>, String) {
-        let mut command = self.command(args);
-        let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-        let text =
-            String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
-        (ended.status.code(), text)
+        output(self.command(args)).await
     }
 }
 
@@ -174,10 +169,7 @@ fn a_proxy_beyond_this_machine_needs_credentials_and_encryption() {
     write(&dir.path().join("auth.toml"), "[[principal]]\nname = \"a\"\n");
     let check = |config: &str| {
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
-        let ended = lockkeeper().args(["serve", "--check"]).current_dir(dir.path()).output().unwrap();
-        let said =
-            String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
-        (ended.status.code(), said)
+        ending(lockkeeper().args(["serve", "--check"]).current_dir(dir.path()).output().unwrap())
     };
     for section in ["api", "admin"] {
         let listen = format!("[{section}]\nlisten = \"0.0.0.0:9\"\n");

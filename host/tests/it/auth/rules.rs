@@ -382,10 +382,8 @@ fn a_proxy_does_not_start_with_a_file_that_others_can_read() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(dir.path().join("config.toml"), "[auth]\nfile = \"auth.toml\"\n").unwrap();
     for args in [&["serve"][..], &["serve", "--check"]] {
-        let ended = lockkeeper().args(args).current_dir(dir.path()).output().unwrap();
-        let said =
-            String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
-        assert_eq!(ended.status.code(), Some(2), "{said}");
+        let (code, said) = ending(lockkeeper().args(args).current_dir(dir.path()).output().unwrap());
+        assert_eq!(code, Some(2), "{said}");
         assert!(said.contains("has the mode 644") && said.contains("chmod 600"), "{said}");
     }
 }

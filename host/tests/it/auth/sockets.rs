@@ -1,7 +1,7 @@
 //! Unix sockets: the proxy knows the user at the other end.
 
 use std::fs;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 
@@ -27,14 +27,6 @@ fn rules(billing: u32, other: u32, operator: &NewToken) -> String {
          tokens = [{{ id = \"{}\", sha256 = \"{}\" }}]\n{ROLES}",
         operator.id, operator.sha256
     )
-}
-
-/// Runs a command to its end. Returns its exit code and what it wrote.
-pub(super) async fn output(mut command: std::process::Command) -> (Option<i32>, String) {
-    let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap();
-    let Output { status, stdout, stderr } = ended.unwrap();
-    let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
-    (status.code(), text)
 }
 
 impl OnSockets {

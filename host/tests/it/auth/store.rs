@@ -269,12 +269,11 @@ fn faults_of_the_files_and_of_the_url_are_named() {
     let check = |store: &str| {
         let config = format!("[store]\n{store}\n");
         std::fs::write(certified.folder.path().join("config.toml"), config).unwrap();
-        let ended =
-            lockkeeper().args(["serve", "--check"]).current_dir(certified.folder.path()).output().unwrap();
-        let said =
-            String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
+        let mut command = lockkeeper();
+        command.args(["serve", "--check"]).current_dir(certified.folder.path());
+        let (code, said) = ending(command.output().unwrap());
         assert!(!said.contains("secret"), "{said}");
-        (ended.status.code(), said)
+        (code, said)
     };
     let url = "url = \"mysql://lk:secret@db.example/lockkeeper\"\n";
     let (code, said) = check(&format!("{url}tls = {{ ca = \"ca.pem\" }}"));
