@@ -12,6 +12,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use super::token::hex;
 use crate::config::{AuthRules, JwtIssuer, JwtKey};
 use crate::lock::maps::HashMap;
 use crate::mutex::Mutex;
@@ -210,10 +211,7 @@ impl Issuers {
             subject: (name, subject),
             from_us: from_us.saturating_sub(LEEWAY_US),
             until_us: claims.get("exp").and_then(moment_us).ok_or(JwtFault::NoEnd)?.saturating_add(LEEWAY_US),
-            id: id.map_or_else(
-                || digest[..6].iter().map(|byte| format!("{byte:02x}")).collect(),
-                str::to_owned,
-            ),
+            id: id.map_or_else(|| hex(&digest[..6]), str::to_owned),
         })
     }
 

@@ -165,7 +165,7 @@ impl Rules {
         }
         for (id, Token { sha256, until_us, principal }) in tokens {
             let until = until_us.map(|until| until.to_string()).unwrap_or_default();
-            add(&["token", self.name(*principal), id, &hex(sha256), &until]);
+            add(&["token", self.name(*principal), id, &token::hex(sha256), &until]);
         }
         for (name, principal) in certificates {
             add(&["certificate", self.name(*principal), name]);
@@ -188,7 +188,7 @@ impl Rules {
         }
         let mut hash = Sha256::new();
         facts.iter().for_each(|fact| hash.update(format!("{fact}\n")));
-        hex(&hash.finalize())
+        token::hex(&hash.finalize())
     }
 
     /// The principal of a token or of a JWT.
@@ -295,8 +295,4 @@ impl Rules {
         let everywhere = |rule: &Rule| rule.verbs.contains(&verb) && rule.on.as_str() == "*";
         allow.iter().any(|rule| rule.verbs.contains(&verb)) && !deny.iter().any(everywhere)
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

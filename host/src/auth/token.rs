@@ -79,8 +79,13 @@ pub fn new_token() -> NewToken {
     let (id, secret): ([u8; ID_BYTES], [u8; 32]) = (random::number(), random::number());
     let id: String = id.iter().map(|byte| char::from(DIGITS[usize::from(byte % 32)])).collect();
     let token = format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(secret));
-    let sha256 = digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();
+    let sha256 = hex(&digest(&token));
     NewToken { token, id, sha256 }
+}
+
+/// Bytes in hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether a text looks like a token that [`new_token`] has made.

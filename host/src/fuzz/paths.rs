@@ -4,15 +4,12 @@
 //! `readers`. Whatever work it does for a path: the proxy has locked this work, under the name that a careful client's
 //! request for the same work has, or it has refused the request.
 
-use std::time::Duration;
-
 use arbitrary::{Result, Unstructured};
 use hyper::http::request::Parts;
 
 use super::input::one_of;
 use super::readers::{Handled, Reader};
-use crate::config::{Extension, GuardLock, GuardRoute, Limits, PathPattern, Template};
-use crate::lock::Mode;
+use crate::config::{Extension, GuardLock, GuardRoute, Limits};
 use crate::route::{self, Seen};
 
 /// The routes of the application and of the listener, with the names of their locks.
@@ -114,32 +111,8 @@ pub fn route(
     extension: Extension,
     ambiguous_paths: bool,
 ) -> GuardRoute {
-    let lock = name.map(|name| GuardLock {
-        policy: "default".to_owned(),
-        resource: Template::parse(name).expect("a template"),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: Vec::new(),
-        see_headers: Vec::new(),
-        see_body_bytes: 0,
-        fail_open: false,
-        caller: Vec::new(),
-        max_replay_bytes: 0,
-    });
-    GuardRoute {
-        methods: Vec::new(),
-        path: PathPattern::parse(pattern).expect("a pattern"),
-        exact_case,
-        extension,
-        ambiguous_paths,
-        headers: Vec::new(),
-        upstreams: vec!["127.0.0.1:9".to_owned()],
-        lock,
-        response_timeout: Duration::from_secs(1),
-        idle_timeout: Duration::from_secs(1),
-        health: None,
-    }
+    let lock = name.map(GuardLock::named);
+    GuardRoute { exact_case, extension, ambiguous_paths, lock, ..GuardRoute::at(pattern) }
 }
 
 /// The head of a request with this target. `None` if the HTTP library refuses the target.

@@ -1,40 +1,17 @@
 //! Requests in equivalent spellings.
 
-use std::time::Duration;
-
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use super::*;
-use crate::config::PathPattern;
-use crate::lock::Mode;
 
 fn route(path: &str, resource: &str) -> GuardRoute {
     GuardRoute {
-        methods: Vec::new(),
-        exact_case: false,
         extension: Extension::Exact,
         ambiguous_paths: true,
-        path: PathPattern::parse(path).unwrap(),
-        headers: Vec::new(),
-        upstreams: vec!["127.0.0.1:9".into()],
-        lock: Some(GuardLock {
-            policy: "default".into(),
-            resource: Template::parse(resource).unwrap(),
-            mode: Mode::Exclusive,
-            ttl_ms: None,
-            wait_ms: None,
-            labels: Vec::new(),
-            see_headers: Vec::new(),
-            see_body_bytes: 0,
-            fail_open: false,
-            caller: Vec::new(),
-            max_replay_bytes: 0,
-        }),
-        response_timeout: Duration::from_secs(1),
-        idle_timeout: Duration::from_secs(1),
-        health: None,
+        lock: Some(GuardLock::named(resource)),
+        ..GuardRoute::at(path)
     }
 }
 
@@ -125,11 +102,11 @@ fn no_spelling_of_a_dot_segment_has_a_route() {
 
 /// A route with the default settings.
 fn strict(path: &str) -> GuardRoute {
-    GuardRoute { extension: Extension::Refuse, ambiguous_paths: false, ..route(path, "{path}") }
+    GuardRoute { lock: Some(GuardLock::named("{path}")), ..GuardRoute::at(path) }
 }
 
 fn unlocked(path: &str) -> GuardRoute {
-    GuardRoute { lock: None, ..strict(path) }
+    GuardRoute::at(path)
 }
 
 fn refused(routes: &[GuardRoute], parts: &Parts) -> String {

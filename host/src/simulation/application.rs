@@ -22,13 +22,13 @@ use super::check::Work;
 use super::options::Options;
 use super::world::Shared;
 use crate::app::reload;
-use crate::config::{Extension, GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
+use crate::config::{GuardConfig, GuardLock, GuardRoute, naming};
 use crate::fleet::Fleet;
 use crate::guard::upstream::simulated::APPLICATION;
 use crate::guard::{Front, Guard};
 use crate::http::{self, Body, Handler, Peer};
 use crate::latest;
-use crate::lock::{Mode, Token};
+use crate::lock::Token;
 use crate::mutex::Mutex;
 use crate::net;
 
@@ -91,37 +91,23 @@ async fn connect(application: Arc<Application>) -> DuplexStream {
 /// Routes with a lock for each of the paths `/guarded/…`. A lease lasts for `ttl_ms` unless it is renewed. `naming`
 /// is a version of the names: another value gives the locks other names.
 pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
-    let template = |text: String| Template::parse(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
     let resource = match naming {
-        0 => template(format!("{GUARDED}/{{n}}")),
-        naming => template(format!("{GUARDED}/{naming}-{{n}}")),
+        0 => format!("{GUARDED}/{{n}}"),
+        naming => format!("{GUARDED}/{naming}-{{n}}"),
     };
     let lock = GuardLock {
         policy: GUARDED.to_owned(),
-        resource,
-        mode: Mode::Exclusive,
         ttl_ms: Some(ttl_ms),
         wait_ms: Some(WAIT_MS),
-        labels: Vec::new(),
-        see_headers: Vec::new(),
-        see_body_bytes: 0,
-        fail_open: false,
-        caller: Vec::new(),
-        max_replay_bytes: 0,
+        ..GuardLock::named(&resource)
     };
-    let path = format!("/{GUARDED}/{{n}}");
     let route = GuardRoute {
-        methods: Vec::new(),
-        path: PathPattern::parse(&path).unwrap_or_else(|why| panic!("{path}: {why}")),
         exact_case: true,
-        extension: Extension::Refuse,
-        ambiguous_paths: false,
-        headers: Vec::new(),
         upstreams: vec!["application:80".to_owned()],
         lock: Some(lock),
         response_timeout: Duration::from_secs(30),
         idle_timeout: Duration::from_secs(30),
-        health: None,
+        ..GuardRoute::at(&format!("/{GUARDED}/{{n}}"))
     };
     vec![GuardConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 1)).into(),

@@ -42,6 +42,24 @@ const WITH_POLICY: [&str; 9] =
     ["resource", "mode", "ttl_ms", "wait_ms", "labels", "see", "fail", "caller", "max_replay_bytes"];
 
 impl GuardLock {
+    /// An exclusive lock of this name by the policy `default`, which leaves the rest to the policy.
+    #[cfg(any(test, feature = "simulation", feature = "fuzzing"))]
+    pub(crate) fn named(resource: &str) -> GuardLock {
+        GuardLock {
+            policy: "default".to_owned(),
+            resource: Template::parse(resource).unwrap_or_else(|why| panic!("{resource}: {why}")),
+            mode: Mode::Exclusive,
+            ttl_ms: None,
+            wait_ms: None,
+            labels: Vec::new(),
+            see_headers: Vec::new(),
+            see_body_bytes: 0,
+            fail_open: false,
+            caller: Vec::new(),
+            max_replay_bytes: 0,
+        }
+    }
+
     /// Reads the lock of a route. `path` is the path of the route. Without a lock, keys that need one are faults.
     pub(super) fn read(
         section: &Section<'_>,

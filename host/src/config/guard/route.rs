@@ -52,6 +52,24 @@ pub struct GuardRoute {
 }
 
 impl GuardRoute {
+    /// A route of all requests with a path of this pattern, as strict as a route is by default, without a lock.
+    #[cfg(any(test, feature = "simulation", feature = "fuzzing"))]
+    pub(crate) fn at(pattern: &str) -> GuardRoute {
+        GuardRoute {
+            methods: Vec::new(),
+            path: PathPattern::parse(pattern).unwrap_or_else(|why| panic!("{pattern}: {why}")),
+            exact_case: false,
+            extension: Extension::Refuse,
+            ambiguous_paths: false,
+            headers: Vec::new(),
+            upstreams: vec!["127.0.0.1:9".to_owned()],
+            lock: None,
+            response_timeout: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(1),
+            health: None,
+        }
+    }
+
     /// Reads one of `[[guard.routes]]`. `None` if its path is missing or has a fault.
     pub(super) fn read(
         section: &Section<'_>,
