@@ -69,7 +69,7 @@ fn check(what: &[&str], options: impl Fn(&mut Command)) -> Result<Outcome> {
         eprintln!("{}", lock.strip_prefix(&root).unwrap_or(&lock).display());
         let mut deny = Command::new(&program);
         let manifest = lock.with_file_name("Cargo.toml");
-        // crates.io is all that the checks need. Offline, cargo-deny fetches nothing else.
+        // The checks need the crates alone. Offline, cargo-deny fetches nothing else.
         if !steps::status(steps::cargo(&["fetch", "--quiet", "--manifest-path"]).arg(&manifest))?.success() {
             bail!("cargo cannot fetch the crates of {}", lock.display());
         }

@@ -99,7 +99,7 @@ fn component(id: &Id, part: &Part, sources: &Sources) -> Value {
     component
 }
 
-/// The checksums of the crates of crates.io, from Cargo.lock.
+/// The checksums of the crates of the registry, from Cargo.lock.
 struct Sources {
     checksums: BTreeMap<Id, String>,
 }
@@ -116,7 +116,7 @@ impl Sources {
         Ok(Sources { checksums: packages.filter_map(checksum).collect() })
     }
 
-    /// The address of a package: only what has a checksum is on crates.io.
+    /// The address of a package: only what has a checksum is in the registry.
     fn purl(&self, id: &Id) -> String {
         let kind = if self.checksums.contains_key(id) { "cargo" } else { "generic" };
         // The only character in a name or a version that has to be escaped.

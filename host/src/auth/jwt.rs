@@ -37,28 +37,28 @@ pub enum JwtFault {
     #[error("the JWT has more than {MAX_BYTES} bytes")]
     TooLong,
     /// No JWT, or without a claim that is needed.
-    #[error("the token is no JWT whose header and claims can be read")]
+    #[error("the token is not a JWT, or its header or claims cannot be read")]
     Unreadable,
     /// A header that must be understood (`crit`).
-    #[error("the header of the JWT has `crit`, which the proxy does not know")]
+    #[error("the header of the JWT has the parameter `crit`, which the proxy does not support")]
     Critical,
     /// Nobody's token.
-    #[error("the issuer (`iss`) of the JWT is none of [[jwt]]")]
+    #[error("no [[jwt]] has the issuer (`iss`) of the JWT")]
     Issuer,
     /// A token for somebody else.
     #[error("the audience (`aud`) of the JWT is not that of its issuer in [[jwt]]")]
     Audience,
     /// A weak or foreign algorithm.
-    #[error("the algorithm (`alg`) of the JWT is none of those of its issuer, or does not fit its key")]
+    #[error("the algorithm (`alg`) of the JWT is not allowed for its issuer, or does not fit its key")]
     Algorithm,
     /// An unknown key.
     #[error("the key (`kid`) of the JWT is not in the JWKS file of its issuer")]
     Key,
     /// Altered, or signed by another key.
-    #[error("the signature of the JWT is not that of its key")]
+    #[error("the signature of the JWT does not match its key")]
     Signature,
     /// Without an end.
-    #[error("the JWT has no end (`exp`), or one that is no time")]
+    #[error("the JWT has no expiry (`exp`), or the expiry is not a time")]
     NoEnd,
     /// Used too early.
     #[error("the JWT is not valid yet (`nbf`)")]

@@ -18,7 +18,7 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 /// The principals of a file.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rules {
-    /// The version that the file gives itself.
+    /// The version number in the file.
     version: u64,
     /// See [`Rules::digest`].
     digest: String,

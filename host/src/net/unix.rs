@@ -13,8 +13,9 @@ use tokio::net::UnixListener;
 use super::peer::{PEER_TIMEOUT, PeerAddress};
 use super::timed::TimedStream;
 
-/// How long a listener waits for others that create a socket in the same folder.
+/// How often a listener tries to lock the folder of its socket, while other listeners create sockets in that folder.
 const FOLDER_TRIES: u32 = 100;
+/// The pause between two tries.
 const FOLDER_PAUSE: Duration = Duration::from_millis(20);
 
 /// A listening Unix socket. Its file is removed when this is dropped.
@@ -93,7 +94,7 @@ fn clear(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
         Ok(file) if !file.file_type().is_socket() => {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "there is a file that is no socket"));
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "the path leads to a file that is not a socket"));
         }
         Ok(_) => {}
     }
@@ -152,7 +153,7 @@ mod tests {
         let path = folder.path().join("a.sock");
         fs::write(&path, "precious").unwrap();
         let error = UnixSocket::bind(&path, 0o600, 16).err().expect("it is refused");
-        assert!(error.to_string().contains("no socket"), "{error}");
+        assert!(error.to_string().contains("not a socket"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         let error = UnixSocket::bind(&folder.path().join("b/a.sock"), 0o600, 16).err().expect("no folder");
         assert!(error.to_string().contains("/b: No such file"), "{error}");

@@ -2,8 +2,8 @@
 //!
 //! The called proxy first sends its name, as one line, so that another proxy with the same address is not taken for
 //! it. After the line it sends [`NONCE`] random bytes, and then nothing else. The caller sends a frame for each
-//! notification: two bytes of length, one byte of key space, the key, and the proof ([`PROOF`]) that a proxy of the same store
-//! sent exactly this. The secret of the proofs is in the store and is never sent.
+//! notification: two bytes of length, one byte of key space, the key, and a proof of [`PROOF`] bytes that a proxy of the same
+//! store has sent this frame. The secret of the proofs is in the store and is never sent.
 //!
 //! The name says whether the called proxy asks for proofs. A proxy of an earlier version sends its name alone and takes
 //! frames without them; it sends frames without them, too, and then wakes nobody here.

@@ -148,7 +148,7 @@ pub async fn a_claim_that_waits_for_a_row_lock_is_not_applied_late(database: &im
     }
 }
 
-/// One batch has more remembered rows than a prepared statement.
+/// A batch has more cached rows than one prepared statement can take.
 pub async fn a_batch_wider_than_a_prepared_statement_is_written_whole(database: &impl Database) {
     let store = open(database).await;
     let names: Vec<String> = (0..200).map(|n| format!("it's\\{n}?")).collect();

@@ -124,7 +124,7 @@ on_both! {
             let args = [&["ls", "--server", &server], more].concat();
             run_as(&secured, &args, file).await.1.contains("unencrypted")
         };
-        // This machine, under an address that others have as well.
+        // 0.0.0.0 leads to this machine, but the command line does not count it as loopback.
         assert!(warned("0.0.0.0", &[], Some(&file)).await);
         assert!(!warned("0.0.0.0", &["--allow-plaintext"], Some(&file)).await);
         assert!(!warned("0.0.0.0", &[], None).await, "there is no token");
