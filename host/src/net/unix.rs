@@ -94,7 +94,10 @@ fn clear(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
         Ok(file) if !file.file_type().is_socket() => {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "the path leads to a file that is not a socket"));
+            return Err(io::Error::new(
+                ErrorKind::AlreadyExists,
+                "the path leads to a file that is not a socket",
+            ));
         }
         Ok(_) => {}
     }

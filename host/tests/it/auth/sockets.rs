@@ -77,7 +77,7 @@ impl OnSockets {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    fn command(&self, args: &[&str]) -> std::process::Command {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = lockkeeper();
         command.args(args);
         command.env("LOCKKEEPER_ADMIN", format!("unix:{}", self.socket("admin").display()));
