@@ -28,11 +28,13 @@ mod rules;
 #[cfg(test)]
 mod tests;
 mod token;
+mod unauthenticated;
 
 pub use guesses::Guesses;
 pub use jwt::JwtFault;
 pub use limits::{Counted, OverLimit, Quota, Rate};
-pub use token::{NewToken, Unauthenticated, id as token_id, new_token};
+pub use token::{NewToken, id as token_id, new_token};
+pub use unauthenticated::Unauthenticated;
 
 use rules::{Credential, Rules};
 

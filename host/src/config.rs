@@ -63,6 +63,7 @@ pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
 pub use guard::{
     Extension, Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template,
+    TrustForwarded,
 };
 pub use http::HttpLimits;
 pub use jwt::{JwtIssuer, JwtKey, JwtSubject};

@@ -170,7 +170,8 @@ impl Front {
         let (mut parts, mut body) = request.into_parts();
         let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
-        let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
+        let (upgrade, takes_trailers) =
+            rewrite(&mut parts, &body, peer, routes.trust_forwarded.includes(peer.address.ip()));
         let (mut prefix, mut waited) = (Prefix::default(), Waited::default());
         // The loop repeats each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
@@ -304,7 +305,11 @@ impl Front {
             None => {
                 let is_fault =
                     matches!(error, AcquireError::PolicyFault { .. } | AcquireError::NoPrimitive { .. });
+                let is_internal =
+                    is_fault || matches!(error, AcquireError::Store(_) | AcquireError::NotYet { .. });
                 let problem = Problem::from(error);
+                // Anybody may send requests here, and the detail can name the server of the store and its user.
+                let problem = if is_internal { problem.hide_detail(SEE_LOG) } else { problem };
                 // The application is available, but the policy in front of it cannot decide.
                 Err(if is_fault { problem.status(503) } else { problem })
             }
@@ -326,6 +331,9 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wante
         labels: asked.labels,
     }
 }
+
+/// What a client is told instead of a detail that is meant for operators.
+const SEE_LOG: &str = "the log of the proxy says why";
 
 /// The result of a lock request.
 enum Grant {

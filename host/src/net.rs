@@ -33,7 +33,7 @@ mod timed;
 mod tls;
 mod unix;
 
-pub use addresses::Place;
+pub use addresses::{Origin, Place};
 pub use listener::{Listener, keep_alive, raise_file_limit};
 pub use peer::{Peer, PeerAddress};
 pub use stream::Stream;
@@ -146,17 +146,12 @@ async fn accept_all<P: Protocol>(
             }
         };
         let (stream, address) = accept(&listener, P::NAME).await;
-        let of_address = match (&addresses, address.ip()) {
-            (Some(addresses), Some(ip)) => match addresses.take(ip) {
-                Some(place) => Some(Arc::new(place)),
-                None => {
-                    refuse(stream, TooMany::FromAddress);
-                    continue;
-                }
-            },
-            // The clients of a Unix socket have no address. Its mode decides who connects.
-            _ => None,
-        };
+        let of_address = addresses.as_ref().map(|addresses| addresses.take(address.origin()));
+        if let Some(None) = of_address {
+            refuse(stream, TooMany::FromAddress);
+            continue;
+        }
+        let of_address = of_address.flatten().map(Arc::new);
         let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
         let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
         connections.spawn(async move {

@@ -68,6 +68,7 @@ fn steps() -> Result<Vec<(String, Check)>> {
         ("wasm target".into(), Box::new(|| wasm::ensure().map(|_| Outcome::of(0)))),
         ("servers".into(), Box::new(servers_are_there)),
         ("lints".into(), cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        ("lints of fuzzing".into(), cargo(&FUZZING)),
         ("tests".into(), cargo(&["test", "--workspace"])),
         ("fairness".into(), cargo(&FAIRNESS)),
         ("simulation".into(), cargo(&SIMULATION)),
@@ -93,6 +94,10 @@ const FAIRNESS: [&str; 8] = [
     "--nocapture",
     "auth::abuse::an_abusive_client",
 ];
+
+/// The code that `cargo xtask fuzz` runs, and that no other step compiles.
+const FUZZING: [&str; 9] =
+    ["clippy", "-p", "lockkeeper", "--lib", "--features", "fuzzing", "--", "-D", "warnings"];
 
 /// Runs of new seeds; those of known seeds are among the tests.
 const SIMULATION: [&str; 7] =

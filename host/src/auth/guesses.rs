@@ -1,7 +1,6 @@
 //! Slows clients that guess credentials, without locking out the clients that share their address.
 
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::limits::{Allowance, OverLimit};
@@ -13,27 +12,32 @@ const MAX_REMEMBERED: usize = 65_536;
 
 /// Counts the credentials that were refused, by the address that they came from. When an address has used up its allowance,
 /// only credentials are looked at that were accepted from there before; others are refused without a look. Cheap to
-/// clone.
-#[derive(Clone)]
-pub struct Guesses(Option<Arc<Inner>>);
+/// clone. `O` is what counts as an address.
+pub struct Guesses<O>(Option<Arc<Inner<O>>>);
 
-struct Inner {
+struct Inner<O> {
     per_second: u32,
-    known: Mutex<Known>,
+    known: Mutex<Known<O>>,
     /// With random keys: clients choose what is hashed.
     hasher: RandomState,
 }
 
-struct Known {
+struct Known<O> {
     /// The allowances of the addresses that were refused, as far as they are not full.
-    refused: BoundedMap<IpAddr, Allowance>,
+    refused: BoundedMap<O, Allowance>,
     /// Addresses with the hashes of credentials that were accepted from there.
-    accepted: BoundedMap<(IpAddr, u64), ()>,
+    accepted: BoundedMap<(O, u64), ()>,
 }
 
-impl Guesses {
+impl<O> Clone for Guesses<O> {
+    fn clone(&self) -> Guesses<O> {
+        Guesses(self.0.clone())
+    }
+}
+
+impl<O: Copy + Eq + Hash> Guesses<O> {
     /// Allows an address so many refused credentials in a second; with `None`, any number.
-    pub fn new(per_second: Option<u32>) -> Guesses {
+    pub fn new(per_second: Option<u32>) -> Guesses<O> {
         Guesses(per_second.map(|per_second| {
             let (refused, accepted) = (BoundedMap::new(MAX_REMEMBERED), BoundedMap::new(MAX_REMEMBERED));
             let known = Mutex::new(Known { refused, accepted });
@@ -45,7 +49,7 @@ impl Guesses {
     ///
     /// # Errors
     /// Too many credentials from this address were refused, and these are not known to be valid.
-    pub fn check(&self, from: IpAddr, credentials: &impl Hash) -> Result<(), OverLimit> {
+    pub fn check(&self, from: O, credentials: &impl Hash) -> Result<(), OverLimit> {
         let Some(inner) = &self.0 else { return Ok(()) };
         let known = inner.known.lock();
         let Some(allowance) = known.refused.get(&from) else { return Ok(()) };
@@ -57,7 +61,7 @@ impl Guesses {
     }
 
     /// Notes that credentials from this address were refused.
-    pub fn refused(&self, from: IpAddr) {
+    pub fn refused(&self, from: O) {
         let Some(inner) = &self.0 else { return };
         let mut known = inner.known.lock();
         let allowance = known.refused.remove(&from).unwrap_or_default();
@@ -66,7 +70,7 @@ impl Guesses {
     }
 
     /// Notes that the credentials were accepted.
-    pub fn accepted(&self, from: IpAddr, credentials: &impl Hash) {
+    pub fn accepted(&self, from: O, credentials: &impl Hash) {
         let Some(inner) = &self.0 else { return };
         let pair = (from, inner.hasher.hash_one(credentials));
         let mut known = inner.known.lock();
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn an_address_that_guesses_is_slowed_and_those_with_valid_credentials_go_on() {
         let guesses = Guesses::new(Some(5));
-        let [here, elsewhere] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+        let [here, elsewhere] = ["10.0.0.1", "10.0.0.2"];
         let [valid, new, wrong] = ["a", "b", "c"];
         guesses.accepted(here, &valid);
         for _ in 0..5 {

@@ -9,7 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::jwt::{Claims, Issuers};
 use super::limits::{Counted, Meter, OverLimit, Quota, Rate};
-use super::token::{self, Unauthenticated};
+use super::token;
+use super::unauthenticated::Unauthenticated;
 use crate::config::{AuthRules, PrincipalLimits, Rule, Verb};
 use crate::lock::maps::HashMap;
 

@@ -1,9 +1,11 @@
 //! `[[guard]]`: listeners that pass requests on to an application, under locks.
 
+mod forwarded;
 mod lock;
 mod pattern;
 mod route;
 
+pub use forwarded::TrustForwarded;
 pub use lock::{GuardLock, MAX_SEEN_BYTES};
 pub use pattern::{Fit, Matched, Part, PathPattern, Template};
 pub use route::{Extension, GuardRoute};
@@ -29,9 +31,8 @@ pub struct GuardConfig {
     pub application: String,
     /// The certificate and key. `None`: the listener speaks plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Whether to trust the `X-Forwarded-…` and `Forwarded` headers of clients. If so, the proxy appends to these
-    /// headers; otherwise it replaces them.
-    pub trust_forwarded: bool,
+    /// The clients whose `X-Forwarded-…` and `Forwarded` headers the proxy appends to. It replaces those of others.
+    pub trust_forwarded: TrustForwarded,
     /// Client headers, in lower case, that are passed on although some applications confuse them with another header
     /// or part of the request.
     pub keep_headers: Vec<String>,
@@ -80,7 +81,7 @@ pub(super) fn read(
                 true => Err(format!("has {} characters; may have {MAX_APPLICATION}", text.len())),
                 false => Err(format!("is `{text}`; {NAME_RULE}")),
             });
-        let trust_forwarded = section.boolean("trust_forwarded", false);
+        let trust_forwarded = TrustForwarded::read(&section);
         let keep_headers = section.texts("keep_headers", header_names).unwrap_or_default();
         section.finish();
         if let Some(listen) = listen {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::guard::{GuardConfig, GuardLock, GuardRoute, Part, Template};
+use super::guard::{GuardConfig, GuardLock, GuardRoute, Part, Template, TrustForwarded};
 
 /// For each application, a text of all settings that decide the lock names of its requests. Two configurations with
 /// the same text name the same requests alike.
@@ -39,10 +39,11 @@ impl GuardConfig {
             let name = name.replace('_', "-");
             name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
         };
-        let trusts = self.trust_forwarded && read.iter().any(is_forwarded);
+        let is_read = self.trust_forwarded.is_used() && read.iter().any(is_forwarded);
+        let trusted = if is_read { &self.trust_forwarded } else { &TrustForwarded::All(false) };
         let kept: BTreeSet<&str> = self.keep_headers.iter().map(String::as_str).collect();
         let kept: Vec<&&str> = kept.intersection(&read).collect();
-        if trusts || !kept.is_empty() { format!("{trusts}{kept:?};") } else { String::new() }
+        if is_read || !kept.is_empty() { format!("{trusted}{kept:?};") } else { String::new() }
     }
 }
 

@@ -248,6 +248,12 @@ impl<'a> Section<'a> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
+    /// Whether the file has the key and its value is `true` or `false`.
+    pub fn is_boolean(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| matches!(value.get_ref(), DeValue::Boolean(_)))
+    }
+
     /// Whether the file has the key and its value is a table.
     pub fn is_table(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));

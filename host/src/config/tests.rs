@@ -332,6 +332,10 @@ fn the_naming_text_covers_exactly_the_settings_that_name_requests() {
     assert_eq!(one("", plain), one("", &format!("{plain}\nwait_ms = 5\nresponse_timeout_ms = 77")));
     let forwarded = "resource = \"{header.x-forwarded-host}\"";
     assert_ne!(one("", forwarded), one("trust_forwarded = true", forwarded));
+    let networks = |texts: &str| one(&format!("trust_forwarded = {texts}"), forwarded);
+    assert_ne!(networks("[\"10.0.0.0/8\"]"), networks("true"));
+    assert_ne!(networks("[\"10.0.0.0/8\"]"), networks("[\"10.0.0.0/9\"]"));
+    assert_eq!(networks("[\"10.0.0.0/8\", \"::1\"]"), networks("[\"::1/128\", \"10.1.2.3/8\"]"));
     let seen = "see = { headers = [\"x_a\"] }";
     assert_ne!(one("", seen), one("keep_headers = [\"x_a\"]", seen));
     assert_eq!(one("", seen), one("keep_headers = [\"x_b\"]", seen));

@@ -14,7 +14,7 @@ use crate::audit::{Audit, Entry};
 use crate::auth::{Auth, Credentials, Guesses, Identity, Unauthenticated, token_id};
 use crate::config::{HttpLimits, Verb};
 use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
-use crate::net::PeerAddress;
+use crate::net::{Origin, PeerAddress};
 use crate::service::Principal;
 use crate::telemetry::Metrics;
 
@@ -31,7 +31,7 @@ pub struct Access {
     /// Who may make which call.
     pub auth: Auth,
     /// How many credentials from one address may be wrong.
-    pub guesses: Guesses,
+    pub guesses: Guesses<Origin>,
     /// Where refusals and operators' actions are recorded.
     pub audit: Audit,
     /// Where refusals for the limits of clients are counted.
@@ -131,8 +131,10 @@ impl Access {
             Problem::from(Refusal::from(error)).inside(why)
         };
         // A client without credentials guesses nothing.
-        let from = peer.network().filter(|_| credentials != Credentials::None);
-        let Some(from) = from else { return self.auth.identify(credentials).map_err(refused) };
+        if matches!(credentials, Credentials::None | Credentials::User(_)) {
+            return self.auth.identify(credentials).map_err(refused);
+        }
+        let from = peer.address.origin();
         self.guesses.check(from, &credentials).map_err(Refusal::from)?;
         let identified = self.auth.identify(credentials);
         match &identified {

@@ -117,7 +117,7 @@ impl Change<'_> {
 /// Whether the new routes would plan this request differently. A request that no longer needs a lock is never
 /// excluded by a holder, so it counts as not renamed.
 fn is_renamed(named: &Named, old: &Routes, new: &Routes, limits: &Limits) -> bool {
-    if (old.trust_forwarded, &old.keep_headers) != (new.trust_forwarded, &new.keep_headers) {
+    if (&old.trust_forwarded, &old.keep_headers) != (&new.trust_forwarded, &new.keep_headers) {
         // The request came with headers that were removed before it was named.
         return true;
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use hyper::http::request::Parts;
 
 use super::upstream::Target;
-use crate::config::{GuardConfig, GuardRoute, Matched, UpstreamLimits};
+use crate::config::{GuardConfig, GuardRoute, Matched, TrustForwarded, UpstreamLimits};
 use crate::http::Problem;
 use crate::mutex::Mutex;
 use crate::route;
@@ -14,7 +14,7 @@ use crate::route;
 /// The current routes of a listener.
 pub struct Routes {
     /// Whether forwarding headers of earlier proxies are kept.
-    pub trust_forwarded: bool,
+    pub trust_forwarded: TrustForwarded,
     /// Headers that are passed on although some applications misinterpret them.
     pub keep_headers: Vec<String>,
     routes: Vec<Arc<Route>>,
@@ -67,7 +67,7 @@ impl Routes {
             Arc::new(Route { config: config.clone(), targets, policy })
         };
         Routes {
-            trust_forwarded: config.trust_forwarded,
+            trust_forwarded: config.trust_forwarded.clone(),
             keep_headers: config.keep_headers.clone(),
             routes: config.routes.iter().map(route).collect(),
         }

@@ -135,6 +135,13 @@ impl Problem {
         self
     }
 
+    /// Moves the detail to the log; the client sees `shown` instead.
+    pub fn hide_detail(mut self, shown: &'static str) -> Problem {
+        let detail = std::mem::replace(&mut self.detail, Cow::Borrowed(shown));
+        self.inside.get_or_insert_with(|| detail.into_owned());
+        self
+    }
+
     /// Replaces the status.
     pub fn status(mut self, status: u16) -> Problem {
         self.status = status;

@@ -1,4 +1,4 @@
-//! The open connections of each client address.
+//! Where clients come from, and how many open connections they have.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,28 +6,38 @@ use std::sync::Arc;
 
 use crate::mutex::Mutex;
 
-/// What counts as one address: an IPv4 address, or the first 64 bits of an IPv6 address, because one client can use all
-/// addresses that begin with them.
-pub fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        address => address,
+/// What counts as one address where clients are limited by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// An IPv4 address, or the first 64 bits of an IPv6 address, because one client can use all addresses that begin with
+    /// them.
+    Network(IpAddr),
+    /// The user id of a process that has connected to a Unix socket.
+    User(u32),
+}
+
+impl Origin {
+    pub(super) fn of_ip(ip: IpAddr) -> Origin {
+        Origin::Network(match ip.to_canonical() {
+            IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
+            ip => ip,
+        })
     }
 }
 
-/// Counts the open connections of each address. It knows the addresses that have one, and no others.
+/// Counts the open connections from each address. It knows the addresses that have one, and no others.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// The most connections of an address.
+    /// The most connections from an address.
     max: usize,
-    open: Mutex<HashMap<IpAddr, usize>>,
+    open: Mutex<HashMap<Origin, usize>>,
 }
 
 /// A connection that counts at its address until this is dropped.
 #[derive(Debug)]
 pub struct Place {
     addresses: Arc<Addresses>,
-    network: IpAddr,
+    origin: Origin,
 }
 
 impl Addresses {
@@ -36,25 +46,24 @@ impl Addresses {
     }
 
     /// Counts a connection. `None` if the address has as many as it may have.
-    pub fn take(self: &Arc<Addresses>, address: IpAddr) -> Option<Place> {
-        let network = network_of(address);
+    pub fn take(self: &Arc<Addresses>, origin: Origin) -> Option<Place> {
         let mut open = self.open.lock();
-        let count = open.entry(network).or_default();
+        let count = open.entry(origin).or_default();
         if *count >= self.max {
             return None;
         }
         *count += 1;
-        Some(Place { addresses: self.clone(), network })
+        Some(Place { addresses: self.clone(), origin })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.addresses.open.lock();
-        if let Some(count) = open.get_mut(&self.network) {
+        if let Some(count) = open.get_mut(&self.origin) {
             *count -= 1;
             if *count == 0 {
-                open.remove(&self.network);
+                open.remove(&self.origin);
             }
         }
     }
@@ -64,19 +73,22 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    fn origin(text: &str) -> Origin {
+        Origin::of_ip(text.parse().unwrap())
+    }
+
     #[test]
     fn an_ipv6_client_has_one_address_whatever_its_last_64_bits() {
-        let network = |text: &str| network_of(text.parse().unwrap());
-        assert_eq!(network("2001:db8:1:2:3:4:5:6"), network("2001:db8:1:2::1"));
-        assert_ne!(network("2001:db8:1:2::1"), network("2001:db8:1:3::1"));
-        assert_eq!(network("::ffff:10.0.0.1"), network("10.0.0.1"));
-        assert_ne!(network("10.0.0.1"), network("10.0.0.2"));
+        assert_eq!(origin("2001:db8:1:2:3:4:5:6"), origin("2001:db8:1:2::1"));
+        assert_ne!(origin("2001:db8:1:2::1"), origin("2001:db8:1:3::1"));
+        assert_eq!(origin("::ffff:10.0.0.1"), origin("10.0.0.1"));
+        assert_ne!(origin("10.0.0.1"), origin("10.0.0.2"));
     }
 
     #[test]
     fn addresses_without_a_connection_are_forgotten() {
         let addresses = Arc::new(Addresses::new(2));
-        let take = |text: &str| addresses.take(text.parse().unwrap());
+        let take = |text: &str| addresses.take(origin(text));
         let places = [take("10.0.0.1").unwrap(), take("10.0.0.1").unwrap()];
         assert!(take("10.0.0.1").is_none());
         drop(take("10.0.0.2").unwrap());

@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::Stream;
-use super::addresses::{Place, network_of};
+use super::addresses::{Origin, Place};
 
 /// A client that acknowledges nothing, or reads nothing of what is sent to it, for this long counts as gone; see also
 /// [`Peer::set_patience`].
@@ -38,6 +38,14 @@ impl PeerAddress {
         match self {
             PeerAddress::Tcp(address) => Some(address.ip()),
             PeerAddress::Unix { .. } => None,
+        }
+    }
+
+    /// What counts as one address where clients are limited by it.
+    pub fn origin(&self) -> Origin {
+        match self {
+            PeerAddress::Tcp(address) => Origin::of_ip(address.ip()),
+            PeerAddress::Unix { uid, .. } => Origin::User(*uid),
         }
     }
 }
@@ -87,11 +95,6 @@ impl Peer {
             socket: None,
             patience_ms: Arc::new(AtomicU64::new(PEER_TIMEOUT.as_millis() as u64)),
         }
-    }
-
-    /// What counts as the client's address where clients are limited by it: see [`network_of`]. `None` for a Unix socket.
-    pub fn network(&self) -> Option<IpAddr> {
-        self.address.ip().map(network_of)
     }
 
     /// Enables [`Peer::gone`] and [`Peer::set_patience`], which costs a file descriptor.

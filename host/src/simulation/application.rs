@@ -22,7 +22,7 @@ use super::check::Work;
 use super::options::Options;
 use super::world::Shared;
 use crate::app::reload;
-use crate::config::{GuardConfig, GuardLock, GuardRoute, naming};
+use crate::config::{GuardConfig, GuardLock, GuardRoute, TrustForwarded, naming};
 use crate::fleet::Fleet;
 use crate::guard::upstream::simulated::APPLICATION;
 use crate::guard::{Front, Guard};
@@ -113,7 +113,7 @@ pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
         listen: SocketAddr::from(([127, 0, 0, 1], 1)).into(),
         application: "application".to_owned(),
         tls: None,
-        trust_forwarded: false,
+        trust_forwarded: TrustForwarded::All(false),
         keep_headers: Vec::new(),
         routes: vec![route],
     }]

@@ -125,3 +125,62 @@ fn verdict(ended: Ended, limits: &EngineLimits) -> Result<Vec<u8>, Rejection> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn limits() -> EngineLimits {
+        EngineLimits { max_component_bytes: 1024, ..EngineLimits::default() }
+    }
+
+    // Time passes at once while the child sleeps.
+    #[tokio::test(start_paused = true)]
+    async fn a_child_that_uses_no_processor_is_killed_when_its_time_is_over() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let script = format!("echo $$ > {}; exec sleep 600", file.path().display());
+        // The time begins when the child has begun.
+        tokio::time::resume();
+        let ended = tokio::spawn(async move { ended(shell(&script), &[], &limits()).await });
+        let pid = loop {
+            let written = std::fs::read_to_string(file.path()).unwrap();
+            match written.trim().parse::<u32>() {
+                Ok(pid) => break pid,
+                Err(_not_yet) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        tokio::time::pause();
+        let ended = ended.await.unwrap().unwrap();
+        assert!(matches!(ended, Ended::TimeOver));
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "it was killed and awaited");
+        assert!(matches!(verdict(ended, &limits()), Err(Rejection::CompileTime { .. })));
+    }
+
+    #[tokio::test]
+    async fn an_artifact_over_the_limit_is_refused_before_it_is_read_to_its_end() {
+        // `yes` never ends by itself.
+        let ended = ended(shell("exec yes"), &[], &limits()).await.unwrap();
+        let Err(Rejection::CodeTooLarge { max }) = verdict(ended, &limits()) else { panic!("it is endless") };
+        assert_eq!(max, 1024 * GROWTH);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_reads_nothing_tells_why() {
+        let component = vec![0; 1 << 20];
+        let ended = ended(shell("echo no room >&2; exit 1"), &component, &limits()).await.unwrap();
+        let Err(Rejection::Crashed { detail }) = verdict(ended, &limits()) else { panic!("it has failed") };
+        assert!(detail.ends_with("; no room"), "{detail}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_cannot_be_started_is_an_error() {
+        assert!(ended(Command::new("/nowhere"), &[], &limits()).await.is_err());
+        assert!(on_own_thread::<()>(|| panic!("on purpose")).is_err());
+    }
+}

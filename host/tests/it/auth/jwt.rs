@@ -123,13 +123,13 @@ on_both! {
         let tokens = [
             ("has ended", root("exp", json!(now() - 60))),
             ("is not valid yet", root("nbf", json!(now() + 60))),
-            ("has no end", root("exp", Value::Null)),
+            ("has no expiry", root("exp", Value::Null)),
             ("audience", root("aud", json!("others"))),
             ("issuer", root("iss", json!("https://id.example"))),
             ("signature", stranger.token("root")),
             ("is not in the JWKS file", Signer::new("b").token("root")),
             ("no principal", signer.token("nobody")),
-            ("is no JWT", unsigned),
+            ("is not a JWT", unsigned),
             ("algorithm", hmac),
         ];
         let (api, admin) = (secured.proxy.client(), secured.proxy.admin());

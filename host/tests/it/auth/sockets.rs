@@ -1,7 +1,10 @@
 //! Unix sockets: the proxy knows the user at the other end.
 
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -148,6 +151,17 @@ on_both! {
         }
         let rebound = admin.send_with("GET", "/v1/policies", &[("host", "evil.example")], "").await;
         assert_eq!(rebound.status, 421, "{}", rebound.text);
+    }
+
+    async fn the_processes_of_a_user_have_the_connections_of_one_address(kind: Kind) {
+        let proxy = OnSockets::start(kind, "", "[http]\nmax_connections_per_address = 2\n").await;
+        let connect = || UnixStream::connect(proxy.socket("api.sock")).unwrap();
+        let _open = [connect(), connect()];
+        let mut third = connect();
+        third.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut answer = String::new();
+        third.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains("max_connections_per_address"), "{answer}");
     }
 
     async fn the_command_line_uses_sockets(kind: Kind) {

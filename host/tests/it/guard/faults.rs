@@ -201,6 +201,9 @@ on_both! {
         assert!(refused.json["reason"].is_string());
         let trapped = guarded.client().get("/task/trap").await;
         assert_eq!((trapped.status, trapped.slug(), &trapped.json["reason"]), (503, "policy_fault", &json!("trap")));
+        // The client is not told what is wrong; the log tells it.
+        assert!(!trapped.text.contains("could not decide: "), "{}", trapped.text);
+        assert!(guarded.proxy.log().contains("could not decide: "), "{}", guarded.proxy.log());
         let never = guarded.client().get("/task/once").await;
         assert_eq!((never.status, never.slug()), (400, "invalid"), "{}", never.text);
         for path in ["/task/refuse", "/task/trap", "/task/once"] {
@@ -275,6 +278,8 @@ on_both! {
         signal(server.pid().unwrap(), Signal::STOP);
         let closed = guarded.client().get("/echo/closed").await;
         assert_eq!((closed.status, closed.slug()), (503, "store_unavailable"), "{}", closed.text);
+        assert!(closed.text.contains("the log of the proxy says why"), "{}", closed.text);
+        assert!(guarded.proxy.log().contains("the store is unavailable: "), "{}", guarded.proxy.log());
         assert!(closed.headers.contains_key("retry-after"));
         let open = guarded.client().get("/echo/open").await;
         assert_eq!((open.status, &open.headers["lock-status"]), (200, &"unlocked".parse().unwrap()));
