@@ -88,7 +88,42 @@ pub async fn fleet(world: &World, quick: bool, report: &mut Report) -> Result<()
         met: Some(wake_up < 20.0),
         details: json!({ "median_ms": wake_up, "p99_ms": slow, "handoffs": wake_ups.len() }),
     });
-    crowd.waiting(world, quick, report).await
+    crowd.waiting(world, quick, report).await?;
+    elsewhere(&crowd.apis, quick, report).await
+}
+
+/// Measures how soon a client of one proxy is granted a key that a client of another proxy releases, with the default
+/// policy. The waiter has waited long enough for its proxy to poll seldom.
+async fn elsewhere(apis: &[SocketAddr], quick: bool, report: &mut Report) -> Result<()> {
+    let (handoffs, waits) = if quick { (6, 200) } else { (40, 500) };
+    let mut delays = Vec::new();
+    let mut holder = Client::connect(apis[0]).await?;
+    let mut lease = holder.acquire(&http::acquire("bench/wake-up", "client-0", WAIT_MS)).await?;
+    for handoff in 1..=handoffs {
+        let mut waiter = Client::connect(apis[handoff % apis.len()]).await?;
+        waiter.send(&http::acquire("bench/wake-up", &format!("client-{handoff}"), WAIT_MS)).await?;
+        let granted = tokio::spawn(async move {
+            let lease = waiter.granted().await?;
+            anyhow::Ok((waiter, lease, Instant::now()))
+        });
+        tokio::time::sleep(Duration::from_millis(waits)).await;
+        let released = Instant::now();
+        holder.release(&lease).await?;
+        let (next, next_lease, at) = granted.await??;
+        delays.push(at.saturating_duration_since(released));
+        (holder, lease) = (next, next_lease);
+    }
+    holder.release(&lease).await?;
+    let (middle, slow) = (millis(median(&delays)), millis(percentile(&delays, 0.99)));
+    report.add(Row {
+        name: "two proxies, default policy: from the release to the grant on the other one",
+        target: "median < 5 ms",
+        figure: format!("{middle:.1} ms"),
+        note: format!("99th percentile {slow:.1} ms"),
+        met: Some(middle < 5.0),
+        details: json!({ "median_ms": middle, "p99_ms": slow, "handoffs": delays.len() }),
+    });
+    Ok(())
 }
 
 impl Crowd {

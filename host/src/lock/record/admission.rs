@@ -16,15 +16,14 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
     let mut frees: Vec<(ServerTime, u64)> = Vec::new();
     let mut blocker: Option<&Holder> = None;
     for holder in &record.holders {
-        let free_at = holder.free_at();
-        if free_at <= env.now && env.takeover {
+        if env.is_past(holder) {
             continue;
         }
         holders += 1;
         let weight = weight_against(holder.mode, mode);
         if weight > 0 {
             used = used.saturating_add(weight);
-            frees.push((free_at, weight));
+            frees.push((holder.free_at(), weight));
             if blocker.is_none_or(|seen| seen.until < holder.until) {
                 blocker = Some(holder);
             }

@@ -212,7 +212,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     for key in &*claim.keys {
         let record = records.write(key);
         // While the clock is in doubt, the holder of an expired lease may still count on it, so it stays.
-        for gone in record.holders.extract_if(.., |holder| env.takeover && holder.free_at() <= env.now) {
+        for gone in record.holders.extract_if(.., |holder| env.is_past(holder)) {
             remember(&mut record.ended, &gone);
         }
         record.token = token;
@@ -438,10 +438,8 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
 }
 
 fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
-    // A holder whose end is in doubt blocks the key.
-    let live = |holder: &Holder| holder.free_at() > env.now || !env.takeover;
     let record = records.read(key);
-    let holders = record.holders.iter().filter(|holder| live(holder)).count() as u32;
+    let holders = record.holders.iter().filter(|holder| !env.is_past(holder)).count() as u32;
     if holders == 0 && record.not_before <= env.now {
         return Outcome::Forced { holders: 0 };
     }

@@ -66,6 +66,11 @@ impl Env {
         holder.over_at() > self.now || !self.takeover
     }
 
+    /// Whether the holder no longer blocks the key. While the store's clock is in doubt, every holder does.
+    pub(super) fn is_past(&self, holder: &Holder) -> bool {
+        self.takeover && holder.free_at() <= self.now
+    }
+
     /// Whether the previous server may have granted the keys of this lease to another holder after the end of
     /// the lease, in writes that the fail-over has lost. Such a holder counts on the keys until this server
     /// begins to grant, at most.

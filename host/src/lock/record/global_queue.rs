@@ -251,9 +251,12 @@ fn next_waiter(record: &Record, key: &Key, env: &Env) -> Option<NextWaiter> {
     let marked =
         || marks(record, env).next().map(|mark| NextWaiter { proxy: mark.proxy.clone(), ticket: None });
     let next = live(record, env).next().map(turn_of).or_else(marked)?;
-    // The queue does not record the mode of its waiters. A shared waiter may be admitted although an exclusive
-    // one would not be.
-    admits(record, key, Mode::Shared, env).is_ok().then_some(next)
+    // The queue does not record the mode of its waiters: the mode that is admitted most easily decides.
+    let permits = record.holders.iter().find_map(|holder| match holder.mode {
+        Mode::Permits { limit, .. } if !env.is_past(holder) => Some(Mode::Permits { count: 1, limit }),
+        _ => None,
+    });
+    admits(record, key, permits.unwrap_or(Mode::Shared), env).is_ok().then_some(next)
 }
 
 /// Whether the waiter has a place that has not expired.

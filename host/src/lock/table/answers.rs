@@ -103,7 +103,7 @@ impl Table {
         let granted = answer.outcomes.iter().any(|o| matches!(o, Outcome::Granted(g) if !g.repeated));
         let at = Moment { asked_at: answer.asked_at, server: answer.now };
         let mut from_release = false;
-        self.looking = in_flight.items.iter().any(|item| matches!(item, BatchItem::GlobalQueue { .. }));
+        self.looking = in_flight.items.iter().filter_map(BatchItem::looks_at).cloned().collect();
         for (item, outcome) in in_flight.items.into_iter().zip(answer.outcomes) {
             self.lands(&item);
             match item {
@@ -202,7 +202,9 @@ impl Table {
     }
 
     fn granted(&mut self, id: WaiterId, grant: Grant, at: Moment, from_release: bool, now: Instant) {
-        let contended = !grant.repeated && self.was_marked(id, &grant);
+        if !grant.repeated {
+            self.unmarked(id, &grant);
+        }
         let Some(entry) = self.remove(id) else { return };
         let Waiter { claim, group, charge, .. } = entry.waiter;
         if entry.cancelled {
@@ -220,7 +222,7 @@ impl Table {
         let freed = self.leases_followed(&claim, grant.nonce, now);
         let (tokens, since) = (grant.tokens.clone(), now);
         let charge = charge.of_lease();
-        let lease = Lease { claim: claim.clone(), tokens, since, until, contended, charge };
+        let lease = Lease { claim: claim.clone(), tokens, since, until, charge };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
         for (key, token) in keys.iter().zip(&grant.tokens) {
             let Some(queue) = self.queues.get_mut(key) else { continue };
@@ -280,7 +282,8 @@ impl Table {
             }
         }
         // One notification is enough: a second one would come when the key is taken.
-        if let Some(next_waiter) = denial.next_waiter.as_ref().filter(|_| !self.looking) {
+        let is_told_later = self.looking.contains(&denial.key);
+        if let Some(next_waiter) = denial.next_waiter.as_ref().filter(|_| !is_told_later) {
             self.notify_next_waiter(&denial.key, next_waiter.clone());
         }
         self.keep_places_later(id, now);

@@ -4,7 +4,7 @@
 //! answer, the pause between them grows, so that they do not take capacity from calls that a client waits for.
 
 use super::Table;
-use super::chores::Chore;
+use super::chores::{Abandon, Chore};
 use super::in_flight::BatchItem;
 use super::timer::Timer;
 use crate::lock::Instant;
@@ -40,7 +40,12 @@ impl Table {
             let Some(chore) = self.chores.waiting.pop_front() else { break };
             let Some(item) = self.item_of(chore) else { continue };
             self.chores.flying += 1;
-            self.submit(vec![item]);
+            let mut items = vec![item];
+            if let BatchItem::Abandon(Abandon { keys, .. }) = &items[0] {
+                let looks: Vec<BatchItem> = Table::looks(keys).collect();
+                items.extend(looks);
+            }
+            self.submit(items);
         }
     }
 

@@ -13,21 +13,18 @@ use super::limits::{JOIN_MS, KEEP_PLACES_MS};
 use super::timer::Timer;
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Denial, GlobalQueueChange, Grant, NextWaiter};
-use crate::lock::{Instant, Key, LeaseRef};
+use crate::lock::{Instant, Key};
 
 impl Table {
     pub(super) fn change_global_queue(&mut self, key: Key, change: GlobalQueueChange) {
         self.submit(vec![BatchItem::GlobalQueue { key, change }]);
     }
 
-    /// Probes for the batch of a release, to find the next waiter. Empty if no other proxy can be waiting.
-    pub(super) fn looks(&self, lease: &LeaseRef) -> Vec<BatchItem> {
-        let known = self.leases.find(lease.nonce);
-        if known.is_some_and(|lease| lease.claim.global.is_none() && !lease.contended) {
-            return Vec::new();
-        }
-        let look = |key: &Key| BatchItem::GlobalQueue { key: key.clone(), change: GlobalQueueChange::Look };
-        lease.keys.iter().map(look).collect()
+    /// Probes for a batch that may free these keys, to find the next waiter, which may be another proxy's. They read the
+    /// records that the batch reads in any case. Keys of a session are freed for this proxy alone, and have no probes.
+    pub(super) fn looks(keys: &[Key]) -> impl Iterator<Item = BatchItem> {
+        let shared = keys.iter().filter(|key| !key.space().rests_on_session());
+        shared.map(|key| BatchItem::GlobalQueue { key: key.clone(), change: GlobalQueueChange::Look })
     }
 
     /// The key is free: lets the next waiter ask for it, on this proxy or through a notification to another.
@@ -71,17 +68,17 @@ impl Table {
         }
     }
 
-    /// Whether the store had a note that this proxy waits for a key that the waiter was granted. The grant has
-    /// removed the note.
-    pub(super) fn was_marked(&mut self, id: WaiterId, grant: &Grant) -> bool {
+    /// The waiter was granted these keys, which has removed the notes that this proxy waits for them.
+    pub(super) fn unmarked(&mut self, id: WaiterId, grant: &Grant) {
         let Some(entry) = self.waiters.get(&id).filter(|entry| entry.waiter.claim.global.is_none()) else {
-            return false;
+            return;
         };
         let keys = grant.chosen.as_ref().map_or(&*entry.waiter.claim.keys, std::slice::from_ref);
-        keys.iter().fold(false, |marked, key| {
-            let queue = self.queues.get_mut(key);
-            queue.is_some_and(|queue| queue.marked.take().is_some()) || marked
-        })
+        for key in keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.marked = None;
+            }
+        }
     }
 
     /// Whether the waiter joins the global queue a moment later, together with others. A waiter behind another

@@ -25,6 +25,14 @@ pub(super) enum BatchItem {
 }
 
 impl BatchItem {
+    /// The key whose next waiter the item finds.
+    pub fn looks_at(&self) -> Option<&Key> {
+        match self {
+            BatchItem::GlobalQueue { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
     pub fn waiter(&self) -> Option<WaiterId> {
         match self {
             BatchItem::Acquire { waiter } | BatchItem::Rejoin { waiter, .. } => Some(*waiter),

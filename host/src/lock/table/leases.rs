@@ -19,8 +19,6 @@ pub(super) struct Lease {
     pub tokens: Vec<Token>,
     pub since: Instant,
     pub until: Instant,
-    /// Other proxies wanted the keys when the lease was granted; they may be waiting for its end.
-    pub contended: bool,
     /// What the lease occupies of the limits of its client.
     pub charge: Charge,
 }
@@ -35,10 +33,6 @@ impl Leases {
             let Lease { since, until, .. } = *lease;
             (Standing::Lease { nonce: *nonce, since, until }, &lease.claim)
         })
-    }
-
-    pub fn find(&self, nonce: u64) -> Option<&Lease> {
-        self.by_nonce.get(&nonce)
     }
 
     /// The leases that hold a key.

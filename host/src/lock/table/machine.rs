@@ -6,7 +6,7 @@ use super::actions::Action;
 use super::chores::{Abandon, Chore, Chores};
 use super::entry::Entry;
 use super::events::{Event, SubmissionId, Waiter, WaiterId};
-use super::in_flight::InFlight;
+use super::in_flight::{BatchItem, InFlight};
 use super::leases::Leases;
 use super::limits::ABANDON_MS;
 use super::queue::Queue;
@@ -34,8 +34,8 @@ pub struct Table {
     /// Waiters whose deadline has passed and which an in-flight batch may still grant their key.
     pub(super) late: Vec<WaiterId>,
     pub(super) shutting_down: bool,
-    /// The batch whose answer is being processed also asks for the next waiter in the global queue.
-    pub(super) looking: bool,
+    /// The keys whose next waiter the batch finds whose answer is being processed.
+    pub(super) looking: Vec<Key>,
 }
 
 impl Table {
@@ -122,6 +122,10 @@ impl Table {
                     self.lease_over(nonce, now);
                 }
                 self.wake(&key, now);
+                let looks: Vec<BatchItem> = Table::looks(std::slice::from_ref(&key)).collect();
+                if !looks.is_empty() {
+                    self.submit(looks);
+                }
             }
             Event::Wake(key) => self.wake(&key, now),
             Event::Orphan { key, next_waiter } => self.orphan(key, next_waiter, now),

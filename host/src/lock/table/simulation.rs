@@ -102,6 +102,10 @@ pub(super) struct Sim {
     pub(super) open: HashMap<(usize, WaiterId), Open>,
     /// Claims with a request id, which clients may repeat, with their ranks and tickets.
     asked: Vec<(Claim, i32, u64)>,
+    /// The keys that an answered submission has freed and that another proxy waits for.
+    freed: HashMap<(usize, SubmissionId), Vec<Key>>,
+    /// The keys of the notifications for the last event.
+    notified: Vec<Key>,
     /// The attempts of the claims that are on their way to the store, by proxy and submission.
     under_way: HashMap<(usize, SubmissionId), Vec<Option<u64>>>,
     /// Releases that have not been answered: their leases and attempts.
@@ -164,6 +168,8 @@ impl Sim {
             beliefs: HashMap::default(),
             open: HashMap::default(),
             asked: Vec::new(),
+            freed: HashMap::default(),
+            notified: Vec::new(),
             under_way: HashMap::default(),
             open_releases: HashMap::default(),
             open_commits: HashMap::default(),
@@ -253,8 +259,15 @@ impl Sim {
             let answered = asked.into_iter().zip(outcomes).filter(|(_, outcome)| is_answer(outcome));
             self.answered.extend(answered.filter_map(|(attempt, _)| attempt));
         }
+        let freed = match &event {
+            Event::Completed { ticket, .. } => self.freed.remove(&(proxy, *ticket)).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        self.notified.clear();
         self.proxies[proxy].handle_event(event, self.now);
         self.perform(proxy);
+        let untold = freed.iter().find(|key| !self.notified.contains(key));
+        assert!(untold.is_none(), "{untold:?} was released, and the proxy that waits for it is not notified");
     }
 
     fn perform(&mut self, proxy: usize) {
@@ -302,6 +315,7 @@ impl Sim {
     /// Notifications get lost or come late, and a proxy that does not answer may still be running.
     fn notify_peer(&mut self, proxy: usize, key: Key, next_waiter: &NextWaiter) {
         let at = self.now.plus_us(self.random.below(3_000));
+        self.notified.push(key.clone());
         let peer: usize = next_waiter.proxy.parse().expect("proxies are named by their numbers");
         let (proxy, event) = match self.random.below(10) {
             _ if peer == proxy => (proxy, Event::Orphan { key, next_waiter: next_waiter.clone() }),

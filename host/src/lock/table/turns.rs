@@ -126,7 +126,7 @@ impl Table {
         let (mut items, mut looks) = (Vec::new(), Vec::new());
         if let Some((id, release)) = release {
             freed.extend(release.lease.keys.iter().cloned());
-            looks = self.looks(&release.lease);
+            looks.extend(Table::looks(&release.lease.keys));
             items.push(BatchItem::Release { id, release });
         }
         let launchable = waiter.filter(|id| {
@@ -166,7 +166,7 @@ impl Table {
                 items.extend(self.run(key, &freed).into_iter().filter(new));
             }
         }
-        items.extend(self.looks(lease));
+        items.extend(Table::looks(&lease.keys));
         self.submit(items);
     }
 

@@ -155,7 +155,7 @@ on_both! {
 
     async fn the_processes_of_a_user_have_the_connections_of_one_address(kind: Kind) {
         let proxy = OnSockets::start(kind, "", "[http]\nmax_connections_per_address = 2\n").await;
-        let connect = || UnixStream::connect(proxy.socket("api.sock")).unwrap();
+        let connect = || UnixStream::connect(proxy.socket("api")).unwrap();
         let _open = [connect(), connect()];
         let mut third = connect();
         third.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -279,7 +279,7 @@ on_both! {
         let closed = guarded.client().get("/echo/closed").await;
         assert_eq!((closed.status, closed.slug()), (503, "store_unavailable"), "{}", closed.text);
         assert!(closed.text.contains("the log of the proxy says why"), "{}", closed.text);
-        assert!(guarded.proxy.log().contains("the store is unavailable: "), "{}", guarded.proxy.log());
+        assert!(guarded.proxy.log().contains("the MySQL server did not answer"), "{}", guarded.proxy.log());
         assert!(closed.headers.contains_key("retry-after"));
         let open = guarded.client().get("/echo/open").await;
         assert_eq!((open.status, &open.headers["lock-status"]), (200, &"unlocked".parse().unwrap()));

@@ -1,10 +1,12 @@
 //! The order of waiters under `default`, which is the order of arrival, and the order of proxies.
 
-use serde_json::json;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::{proxy_with, token};
-use crate::harness::{Client, Proxy, Response, database, fresh};
+use crate::harness::{Client, Proxy, Response, Settings, database, eventually, fresh, sql};
 
 const WAITERS: usize = 64;
 
@@ -46,10 +48,18 @@ async fn order(waiters: Vec<JoinHandle<(u64, usize)>>) -> Vec<usize> {
 
 async fn positions(client: &Client, resource: &str) -> Vec<(u64, String)> {
     let lock = client.show(resource).await;
-    let place = |entry: &serde_json::Value| {
+    let place = |entry: &Value| {
         (entry["position"].as_u64().unwrap_or(0), entry["owner"].as_str().unwrap_or("").to_owned())
     };
     lock["queue"].as_array().map(|queue| queue.iter().map(place).collect()).unwrap_or_default()
+}
+
+/// How many proxies wait for the key without a global queue.
+async fn wanted(url: &str, key: &str) -> usize {
+    let rows = sql(url, &format!("SELECT state FROM lockkeeper_lease WHERE k='{key}'")).await;
+    let state: Option<String> = rows.into_iter().next().map(mysql_async::from_row);
+    let state: Value = serde_json::from_str(&state.unwrap_or_default()).unwrap_or_default();
+    state["wanted"].as_array().map_or(0, Vec::len)
 }
 
 on_both! {
@@ -100,6 +110,39 @@ on_both! {
     }
 
     /// A request that does not wait does not overtake waiters.
+    /// The waiter's proxy would poll again after half a minute.
+    async fn a_release_on_one_proxy_is_noticed_by_a_waiter_on_another(kind: Kind) {
+        let config = "[policies.default]\npath = \"builtin:backoff\"\n\
+            settings = { sleep = \"fixed\", min_ms = 30_000, max_ms = 30_000, wait_ms = 120_000 }\n";
+        let url = database(kind).await;
+        let settings =
+            || Settings { url: url.clone(), sections: config.to_owned(), ..Settings::default() };
+        let proxies = [Proxy::with(settings()).await, Proxy::with(settings()).await];
+        // The first proxies of a store agree on the secret of their notifications in their first heartbeats.
+        eventually("the proxies have a secret", async || {
+            !sql(&url, "SELECT 1 FROM lockkeeper_shared").await.is_empty()
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let resource = fresh("elsewhere");
+        let began = Instant::now();
+        let mut lease = proxies[0].client().lease(&resource, 120_000).await;
+        for n in 1..=4 {
+            let (holder, waits) = (&proxies[(n + 1) % 2], &proxies[n % 2]);
+            let client = waits.client();
+            let body = json!({"resource": resource, "ttl_ms": 120_000, "wait_ms": 120_000});
+            let granted = tokio::spawn(async move { client.acquire(body).await });
+            eventually("the store knows that the other proxy waits", async || {
+                wanted(&url, &resource).await == 1
+            })
+            .await;
+            assert_eq!(holder.client().release(&lease).await.status, 200);
+            lease = granted.await.unwrap().json;
+            assert!(token(&lease) > 0);
+        }
+        assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    }
+
     async fn a_request_that_does_not_wait_does_not_overtake_waiters(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("passed"));

@@ -1,7 +1,7 @@
 //! The store of the simulation: batches, and batches that are retried because their answer was lost.
 
 use super::*;
-use crate::lock::record::Commit;
+use crate::lock::record::{Commit, GlobalQueueChange};
 
 impl Sim {
     fn server_now(&self) -> ServerTime {
@@ -125,6 +125,10 @@ impl Sim {
         let mut tried: Vec<_> = batch.iter_mut().map(|sent| sent.tried.take()).collect();
         let outcomes = self.transact(proxy, &mut batch.iter().collect::<Vec<_>>(), &mut tried, true);
         let back = self.now.plus_us(self.random.below(3_000));
+        if let ([sent], [outcomes]) = (&batch[..], &outcomes[..]) {
+            let freed = self.freed_for_others(proxy, &sent.ops, outcomes);
+            self.freed.insert((proxy, sent.ticket), freed);
+        }
         for (sent, outcomes) in batch.into_iter().zip(outcomes) {
             if let Some(attempt) = self.open_commits.remove(&sent.ticket) {
                 let told_no = matches!(outcomes[..], [Outcome::Conflict(_)]);
@@ -136,6 +140,23 @@ impl Sim {
             let event = Event::Completed { ticket: sent.ticket, result };
             self.schedule(back, Due::Tell { proxy, event });
         }
+    }
+
+    /// The keys that these releases have freed and that another proxy waits for.
+    fn freed_for_others(&mut self, proxy: usize, ops: &[Op], outcomes: &[Outcome]) -> Vec<Key> {
+        let is_over = |outcome: &Outcome| matches!(outcome, Outcome::Released { levels_left: 0 });
+        let over = ops.iter().zip(outcomes).filter(|(_, outcome)| is_over(outcome));
+        let keys: Vec<Key> = over.flat_map(|(op, _)| op.keys().to_vec()).collect();
+        let look = |key: &Key| Op::GlobalQueue { key: key.clone(), change: GlobalQueueChange::Look };
+        let looks: Vec<Op> = keys.iter().map(look).collect();
+        let next = self.on_store(looks);
+        let waits = |outcome: &Outcome| match outcome {
+            Outcome::GlobalQueue { next_waiter: Some(next) } => {
+                next.ticket.is_none() && *next.proxy != *proxy.to_string()
+            }
+            _ => false,
+        };
+        keys.into_iter().zip(next).filter(|(_, next)| waits(next)).map(|(key, _)| key).collect()
     }
 
     fn transact(

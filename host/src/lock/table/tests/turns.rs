@@ -2,7 +2,8 @@
 
 use super::readers::waiter;
 use super::*;
-use crate::lock::record::{GlobalQueueChange, TURN_AFTER};
+use crate::lock::LeaseRef;
+use crate::lock::record::{GlobalQueueChange, Release, TURN_AFTER};
 use crate::lock::table::limits::JOIN_MS;
 
 /// Four clients of one proxy hand a key to each other and ask again at once. Returns how often they were
@@ -144,4 +145,97 @@ fn waiters_that_move_to_the_global_queue_keep_their_order() {
     submits(&mut table);
     let places: Vec<u64> = sim.store[&key(0)].global_queue.iter().map(|place| place.ticket).collect();
     assert_eq!(places, [98, 97, 96]);
+}
+
+/// Carries out what the table asks for. Returns the leases that it granted, and the proxies that it notified.
+fn settle(sim: &mut Sim, table: &mut Table) -> (Vec<(WaiterId, LeaseRef)>, Vec<Arc<str>>) {
+    let (mut granted, mut notified) = (Vec::new(), Vec::new());
+    while let Some(action) = table.poll_action() {
+        match action {
+            Action::Submit { ticket, ops } => {
+                let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+                let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
+                table.handle_event(Event::Completed { ticket, result }, sim.now);
+            }
+            Action::Finish { waiter, verdict: Verdict::Granted { grant, keys, .. } } => {
+                let lease = LeaseRef { keys, nonce: grant.nonce, token: None, principal: None };
+                granted.push((waiter, lease));
+            }
+            Action::NotifyPeer { next_waiter, .. } => notified.push(next_waiter.proxy),
+            _ => {}
+        }
+    }
+    (granted, notified)
+}
+
+/// Lets a claim of another proxy be denied, so that the record says that this proxy waits.
+fn waits_elsewhere(sim: &mut Sim, proxy: &str, mode: Mode) {
+    let claim = Claim { proxy: proxy.into(), attempt: 99, ..waiter(99, mode, 60_000).claim };
+    let outcomes = sim.on_store(vec![Op::Acquire(claim)]);
+    assert!(matches!(outcomes[..], [Outcome::Held(_)]), "{outcomes:?}");
+}
+
+#[test]
+fn a_proxy_that_waits_is_notified_however_the_key_becomes_free() {
+    let release = |lease: &LeaseRef| Event::Release {
+        id: ReleaseId(1),
+        release: Release { lease: lease.clone(), attempt: 5, outcome: None },
+    };
+    let undelivered = |lease: &LeaseRef| Event::Undelivered {
+        nonce: lease.nonce,
+        keys: lease.keys.clone(),
+        attempt: lease.nonce,
+        ttl_ms: 5_000,
+    };
+    let frees: [&dyn Fn(&LeaseRef) -> Event; 3] = [&release, &undelivered, &|_| Event::Taken(key(0))];
+    for (n, frees) in frees.iter().enumerate() {
+        let mut sim = Sim::new(1, false);
+        let mut table = Table::new();
+        let holder = waiter(1, Mode::Exclusive, 0);
+        table.handle_event(Event::Enqueue(Box::new(holder)), sim.now);
+        let (granted, notified) = settle(&mut sim, &mut table);
+        let [(_, lease)] = &granted[..] else { panic!("{granted:?}") };
+        assert!(notified.is_empty(), "nobody waits");
+        waits_elsewhere(&mut sim, "1", Mode::Exclusive);
+        if n == 2 {
+            sim.on_store(vec![Op::Force { key: key(0) }]);
+        }
+        table.handle_event(frees(lease), sim.now);
+        table.handle_timeout(sim.now);
+        assert_eq!(settle(&mut sim, &mut table).1, ["1".into()], "{n}");
+    }
+}
+
+#[test]
+fn a_proxy_whose_own_waiter_takes_the_key_notifies_no_other() {
+    let mut sim = Sim::new(1, false);
+    let mut table = Table::new();
+    for id in [1, 2] {
+        let asks = waiter(id, Mode::Exclusive, 60_000);
+        table.handle_event(Event::Enqueue(Box::new(asks)), sim.now);
+    }
+    let (granted, _) = settle(&mut sim, &mut table);
+    let [(WaiterId(1), lease)] = &granted[..] else { panic!("{granted:?}") };
+    waits_elsewhere(&mut sim, "1", Mode::Exclusive);
+    let release = Release { lease: lease.clone(), attempt: 5, outcome: None };
+    table.handle_event(Event::Release { id: ReleaseId(1), release }, sim.now);
+    let (granted, notified) = settle(&mut sim, &mut table);
+    assert!(matches!(granted[..], [(WaiterId(2), _)]), "{granted:?}");
+    assert!(notified.is_empty(), "{notified:?}");
+}
+
+#[test]
+fn a_proxy_that_waits_for_a_permit_is_notified_when_one_of_several_is_free() {
+    let mut sim = Sim::new(1, false);
+    let mut table = Table::new();
+    let permit = Mode::Permits { count: 1, limit: 2 };
+    for id in [1, 2] {
+        table.handle_event(Event::Enqueue(Box::new(waiter(id, permit, 0))), sim.now);
+    }
+    let (granted, _) = settle(&mut sim, &mut table);
+    assert_eq!(granted.len(), 2);
+    waits_elsewhere(&mut sim, "1", permit);
+    let release = Release { lease: granted[0].1.clone(), attempt: 5, outcome: None };
+    table.handle_event(Event::Release { id: ReleaseId(1), release }, sim.now);
+    assert_eq!(settle(&mut sim, &mut table).1, ["1".into()]);
 }
