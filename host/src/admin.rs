@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::Entry;
-use crate::auth::Rate;
+use crate::auth::{Identity, Rate};
 use crate::config::{EngineLimits, Verb};
 use crate::fleet::Fleet;
 use crate::fronts::routes::{Methods, Needs, Route};
@@ -94,6 +94,20 @@ impl Admin {
     ) -> Result<Response, Problem> {
         let Admitted { call, name, principal, entry } =
             self.access.admit(Admin::FRONT, &request, peer, routes).await?;
+        let counted = principal.identity().and_then(Identity::request);
+        let mut response = self.serve(call, name, principal, entry, request).await?;
+        response.body_mut().counts(counted);
+        Ok(response)
+    }
+
+    async fn serve(
+        &self,
+        call: Call,
+        name: String,
+        principal: Principal,
+        entry: Option<Entry>,
+        request: Request,
+    ) -> Result<Response, Problem> {
         match call {
             Call::Live => Ok(http::json(&json!({"status": "live"}))),
             Call::Ready => Ok(health::ready(self)),

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use hyper::header;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Unauthenticated;
+use crate::auth::{Identity, Unauthenticated};
 use crate::config::{Limits, Verb};
 use crate::fronts::routes::{Methods, Needs, Route};
 use crate::fronts::{Access, Admitted, Refusal};
@@ -113,9 +113,11 @@ impl Api {
     async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
         let Admitted { call, name, principal, entry } =
             self.access.admit(Api::FRONT, &request, peer, ROUTES).await?;
-        let answer = self.serve(call, name, principal, request, peer).await;
-        if let Err(problem) = &answer {
-            self.access.refused(entry, problem).await;
+        let counted = principal.identity().and_then(Identity::request);
+        let mut answer = self.serve(call, name, principal, request, peer).await;
+        match &mut answer {
+            Ok(response) => response.body_mut().counts(counted),
+            Err(problem) => self.access.refused(entry, problem).await,
         }
         answer
     }

@@ -82,7 +82,7 @@ pub struct Identity {
     principal: usize,
     credential: Credential,
     /// The request that the client sent, which counts as in progress as long as any copy of this exists.
-    _request: Option<Arc<(Counted, Place)>>,
+    request: Option<Arc<(Counted, Place)>>,
 }
 
 impl Auth {
@@ -146,7 +146,7 @@ impl Auth {
             Credentials::Certificate(names) => rules.certificate(names)?,
             Credentials::User(uid) => rules.user(uid)?,
         };
-        Ok(Some(Identity { current: current.clone(), rules, principal, credential, _request: None }))
+        Ok(Some(Identity { current: current.clone(), rules, principal, credential, request: None }))
     }
 }
 
@@ -169,7 +169,12 @@ impl Identity {
     pub fn in_progress(self, place: Place) -> Result<Identity, OverLimit> {
         self.send(Rate::Requests)?;
         let request = self.rules.take(self.principal, Quota::InProgress, Vec::new())?;
-        Ok(Identity { _request: Some(Arc::new((request, place))), ..self })
+        Ok(Identity { request: Some(Arc::new((request, place))), ..self })
+    }
+
+    /// What counts the request as in progress until it is dropped.
+    pub fn request(&self) -> Place {
+        self.request.clone().map(|request| request as Arc<dyn Any + Send + Sync>)
     }
 
     /// Counts a request of the client against the limit on its rate.

@@ -204,7 +204,7 @@ impl Front {
             }
             Grant::Answered(outcome, response) => return Ok((outcome, response)),
         };
-        let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
+        let (upload, sending) = Upload::new(prefix, body, route.config.clone());
         let request = hyper::Request::from_parts(parts, upload);
         let tasks = self.shared.tasks.clone();
         let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };

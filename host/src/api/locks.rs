@@ -97,7 +97,9 @@ struct KeptValue {
 
 #[derive(Serialize)]
 struct Holder {
-    resource: String,
+    /// Absent if the client may not read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resource: Option<String>,
     owner: String,
     /// The authenticated client; absent without authentication.
     #[serde(skip_serializing_if = "Option::is_none")]

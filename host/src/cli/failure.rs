@@ -128,6 +128,9 @@ fn no_proxy(url: &str, why: &str) -> String {
     if why.contains("invalid HTTP version") {
         return format!("{url} does not answer in HTTP ({why}); it may need https://");
     }
+    if why.contains("InvalidContentType") {
+        return format!("{url} does not answer in TLS ({why}); it may need http://");
+    }
     format!("no proxy at {url}; start one with `lockkeeper serve` ({why})")
 }
 
@@ -141,6 +144,9 @@ fn sentence(body: &Value) -> String {
     }
     if let Some(place @ 2..) = body["position"].as_u64() {
         text.push_str(&format!("; {} ahead in the queue", place - 1));
+    }
+    if body["type"] == "not_found" && detail.starts_with("no such path: /v1/") {
+        text.push_str("; --server takes the address of the API, and --admin that of the admin API");
     }
     if body["type"] == "unauthenticated" {
         text.push_str("; see --credentials-file and --cert-file");
@@ -159,6 +165,14 @@ mod tests {
         {
             assert_eq!(Failure::Problem { status: 400, body: json!({"type": slug}) }.code(), code, "{slug}");
         }
+    }
+
+    #[test]
+    fn a_message_helps_if_the_addresses_or_the_protocols_are_mixed_up() {
+        let body = json!({"type": "not_found", "detail": "no such path: /v1/acquire"});
+        assert!(Failure::Problem { status: 404, body }.to_string().contains("--admin that of the admin API"));
+        let why = "received corrupt message of type InvalidContentType";
+        assert!(no_proxy("https://localhost:1", why).ends_with("it may need http://"));
     }
 
     #[test]

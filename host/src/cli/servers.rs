@@ -80,9 +80,9 @@ impl Servers {
         let before = self.used.replace(Some(self.current.get()));
         if let Some(before) = before.filter(|before| *before != self.current.get()) {
             output::aside(format!(
-                "{} is used now; {} cannot be",
-                self.current().url(),
-                self.clients[before].url()
+                "{} cannot be used; {} is used now",
+                self.clients[before].url(),
+                self.current().url()
             ));
         }
     }

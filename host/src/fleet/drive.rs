@@ -287,9 +287,14 @@ impl Fleet {
     }
 
     fn differs(&self, name: &str, own: &PolicyVersion, live: &PolicyVersion) {
+        // A push keeps the settings that are live.
+        let remedy = match own.settings == live.settings {
+            true => format!("to change the component of all, `lockkeeper policy push {name} FILE`"),
+            false => "new settings go live when all proxies have stopped and start again".to_owned(),
+        };
         let what = format!(
             "config.toml has {} with the settings {}, and the other proxies go by {} with {}; this one does, \
-             too: to change them all, `lockkeeper policy push {name} FILE`",
+             too: {remedy}",
             own.digest, own.settings, live.digest, live.settings
         );
         tracing::warn!(policy = name, "{what}");

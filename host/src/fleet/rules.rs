@@ -129,9 +129,13 @@ fn advice(own: &RulesVersion, recorded: &RulesVersion) -> String {
     let (own_file, others) = (has(own), has(recorded));
     let next = recorded.number + 1;
     if own.number < recorded.number {
+        let back = match own.digest == auth::OFF {
+            true => String::new(),
+            false => format!("to go back to this one, set `version = {next}` in it and give it to all; or, "),
+        };
         return format!(
-            "this proxy has {own_file}, and the proxies of its store have {others}: give this proxy their file, or, to \
-             go back to this one, set `version = {next}` in it and give it to all"
+            "this proxy has {own_file}, and the proxies of its store have {others}: give this proxy their file; or, \
+             {back}if no other proxy runs, restart this one"
         );
     }
     let both = if own_file == others { ", with other content".to_owned() } else { String::new() };

@@ -90,7 +90,10 @@ impl Access {
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
             true => {
-                let presented = presented(request.headers(), of_connection(peer))?;
+                let presented = presented(request.headers(), of_connection(peer)).map_err(|refusal| {
+                    let why = refusal.detail.clone();
+                    Problem::from(refusal).inside(why)
+                })?;
                 let identified = self.identify(presented.credentials(), peer);
                 if let (Err(_), Some(entry)) = (&identified, &mut *entry) {
                     entry.refused_credential = presented.token_id().map(str::to_owned);

@@ -96,6 +96,39 @@ pub fn strip_misleading(headers: &mut HeaderMap, kept: &[String]) {
     });
 }
 
+/// Removes trailers that an application which adds trailers to the headers would take for a header that the proxy has checked,
+/// set or removed, and those that RFC 9110 (6.5.1) does not allow. `read`: the headers that the route reads.
+pub fn strip_trailers<'a>(trailers: &mut HeaderMap, read: impl Iterator<Item = &'a str> + Clone) {
+    const NEVER: [&str; 16] = [
+        "authorization",
+        "connection",
+        "cookie",
+        "expect",
+        "forwarded",
+        "host",
+        "keep-alive",
+        "max-forwards",
+        "proxy-authorization",
+        "proxy-connection",
+        "range",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-real-ip",
+    ];
+    strip_own(trailers);
+    strip_misleading(trailers, &[]);
+    strip(trailers, |name| {
+        let is_framing = name.starts_with("content-") && name != "content-md5" && name != "content-digest";
+        is_framing
+            || name.starts_with("x-forwarded-")
+            || name.starts_with("if-")
+            || NEVER.contains(&name)
+            || read.clone().any(|read| read == name)
+    });
+}
+
 fn strip(headers: &mut HeaderMap, is_unwanted: impl Fn(&str) -> bool) {
     let unwanted: Vec<HeaderName> =
         headers.keys().filter(|name| is_unwanted(name.as_str())).cloned().collect();
@@ -195,6 +228,37 @@ mod tests {
             headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         lines.sort();
         lines
+    }
+
+    #[test]
+    fn no_trailer_passes_that_an_application_could_take_for_a_checked_header() {
+        let sent = [
+            "x-sum",
+            "content-md5",
+            "lock-token",
+            "lock_key",
+            "x-forwarded-for",
+            "x-real-ip",
+            "forwarded",
+            "x_forwarded_host",
+            "x-http-method-override",
+            "authorization",
+            "cookie",
+            "content-length",
+            "content-type",
+            "connection",
+            "host",
+            "if-match",
+            "x-tenant",
+        ];
+        let mut trailers = HeaderMap::new();
+        for name in sent {
+            trailers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
+        }
+        strip_trailers(&mut trailers, ["x-tenant"].into_iter());
+        let mut left: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["content-md5", "x-sum"]);
     }
 
     #[test]

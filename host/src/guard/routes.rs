@@ -22,7 +22,7 @@ pub struct Routes {
 
 /// A route with its upstreams.
 pub struct Route {
-    pub config: GuardRoute,
+    pub config: Arc<GuardRoute>,
     pub targets: Vec<Arc<Target>>,
     /// The name of the policy; empty if the route has no lock.
     pub policy: Arc<str>,
@@ -64,7 +64,7 @@ impl Routes {
         let route = |config: &GuardRoute| {
             let policy = config.lock.as_ref().map_or("", |lock| &lock.policy).into();
             let targets = config.upstreams.iter().map(|name| targets.get(name)).collect();
-            Arc::new(Route { config: config.clone(), targets, policy })
+            Arc::new(Route { config: Arc::new(config.clone()), targets, policy })
         };
         Routes {
             trust_forwarded: config.trust_forwarded.clone(),
@@ -78,7 +78,7 @@ impl Routes {
     /// # Errors
     /// No route matches, or applications may interpret the path in different ways.
     pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Matched), Problem> {
-        let (at, matched) = route::find(self.routes.iter().map(|route| &route.config), parts)?;
+        let (at, matched) = route::find(self.routes.iter().map(|route| &*route.config), parts)?;
         Ok((self.routes[at].clone(), matched))
     }
 

@@ -15,6 +15,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use super::headers;
 use super::idle::Idle;
 use crate::clock::{self, AtomicInstant};
+use crate::config::GuardRoute;
 use crate::http::{BodyError, BrokenBody};
 use crate::lock::Instant;
 use crate::route::Seen;
@@ -24,6 +25,7 @@ use crate::route::Seen;
 pub struct Upload {
     first: VecDeque<Frame<Bytes>>,
     rest: Incoming,
+    route: Arc<GuardRoute>,
     idle: Idle,
     sending: Arc<Sending>,
 }
@@ -63,7 +65,7 @@ impl Sending {
 
 impl Upload {
     /// Creates the body from its beginning and its rest, with the state of sending it.
-    pub fn new(prefix: Prefix, rest: Incoming, idle: Duration) -> (Upload, Arc<Sending>) {
+    pub fn new(prefix: Prefix, rest: Incoming, route: Arc<GuardRoute>) -> (Upload, Arc<Sending>) {
         let is_empty = prefix.frames.is_empty() && rest.is_end_stream();
         let sending = Arc::new(Sending {
             ended_at: AtomicInstant::new(is_empty.then(clock::now)),
@@ -71,7 +73,8 @@ impl Upload {
             stopped: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         });
-        (Upload { first: prefix.frames, rest, idle: Idle::new(idle), sending: sending.clone() }, sending)
+        let idle = Idle::new(route.idle_timeout);
+        (Upload { first: prefix.frames, rest, route, idle, sending: sending.clone() }, sending)
     }
 
     fn broken(&self, what: String) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
@@ -101,7 +104,7 @@ impl Body for Upload {
             Poll::Ready(Some(Ok(mut frame))) => {
                 this.idle.moved();
                 if let Some(trailers) = frame.trailers_mut() {
-                    headers::strip_own(trailers);
+                    headers::strip_trailers(trailers, this.route.reads_headers());
                 }
                 // The HTTP library passes on only the announced length; the end of an HTTP/2 stream may follow in a
                 // frame of its own.

@@ -1,8 +1,10 @@
 //! Bodies: sending them, and reading them within limits.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::error::Error;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -25,7 +27,16 @@ pub struct Body {
     content: Content,
     /// Keeps the request counted as in progress until its answer has been sent.
     under_way: Option<UnderWay>,
+    /// Keeps the request counted for its client until then.
+    counted: Counted,
 }
+
+/// What counts a request for its client until it is dropped; `None` if nothing does.
+pub type Counted = Option<Arc<dyn Any + Send + Sync>>;
+
+/// The longest part of a body that is handed over at once, in bytes. The rest waits until the client has room for it, so what
+/// it does not read stays here and counts for the client.
+const PART: usize = 16 * 1024;
 
 enum Content {
     Full(Bytes),
@@ -69,17 +80,26 @@ pub enum BodyError {
 impl Body {
     /// A body of some bytes.
     pub fn full(bytes: impl Into<Bytes>) -> Body {
-        Body { content: Content::Full(bytes.into()), under_way: None }
+        Body::of(Content::Full(bytes.into()))
     }
 
     /// A body that ends when `stream` ends or the client goes away.
     pub fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Body {
-        Body { content: Content::Stream(Box::pin(stream)), under_way: None }
+        Body::of(Content::Stream(Box::pin(stream)))
     }
 
     /// Passes on another body as it arrives, with its trailers. A known length is announced to the client.
     pub fn proxied(body: impl HttpBody<Data = Bytes, Error = BrokenBody> + Send + 'static) -> Body {
-        Body { content: Content::Proxied(Box::pin(body)), under_way: None }
+        Body::of(Content::Proxied(Box::pin(body)))
+    }
+
+    fn of(content: Content) -> Body {
+        Body { content, under_way: None, counted: None }
+    }
+
+    /// Keeps the request counted for its client until the answer has been sent.
+    pub fn counts(&mut self, counted: Counted) {
+        self.counted = counted;
     }
 
     pub(super) fn keep(&mut self, under_way: UnderWay) {
@@ -145,7 +165,7 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         let next = match &mut self.content {
             Content::Full(bytes) if bytes.is_empty() => None,
-            Content::Full(bytes) => Some(std::mem::take(bytes)),
+            Content::Full(bytes) => Some(bytes.split_to(bytes.len().min(PART))),
             Content::Stream(stream) => ready!(stream.as_mut().poll_next(cx)),
             Content::Proxied(body) => return body.as_mut().poll_frame(cx),
         };

@@ -80,6 +80,8 @@ pub enum Refusal {
     Host,
     #[error("a Host that differs from the authority")]
     OtherHost,
+    #[error("a target of `*`, which is for OPTIONS alone")]
+    Asterisk,
     #[error("a Content-Length that is not a whole number below 2^64")]
     Length,
     #[error("more than one Content-Length")]
@@ -102,32 +104,62 @@ pub enum Refusal {
     Trailer,
 }
 
-/// Checks the host of an HTTP/2 request, which does not pass a gate: there is one, in `:authority` or in a `Host` header, or
-/// in both alike.
+/// Checks the head of an HTTP/2 request, which does not pass a gate. There is one host, in `:authority` or in a `Host` header,
+/// or in both alike; and at most one length.
 ///
 /// # Errors
 /// Why the request is refused.
-pub fn check_http2_host<B>(request: &hyper::Request<B>) -> Result<(), Refusal> {
+pub fn check_http2_head<B>(request: &hyper::Request<B>) -> Result<(), Refusal> {
+    if request.uri().path() == "*" && request.method() != hyper::Method::OPTIONS {
+        return Err(Refusal::Asterisk);
+    }
+    if request.headers().get_all(hyper::header::CONTENT_LENGTH).iter().count() > 1 {
+        return Err(Refusal::SecondLength);
+    }
     let mut hosts = request.headers().get_all(hyper::header::HOST).iter().map(|host| host.as_bytes());
-    let (host, authority) = (hosts.next(), request.uri().authority());
+    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    let host = hosts.next();
     if hosts.next().is_some() {
         return Err(Refusal::SecondHost);
     }
-    if host.is_some_and(|host| !host.iter().all(|&byte| HOST[usize::from(byte)])) {
+    if !host.into_iter().chain(authority).all(is_host) {
         return Err(Refusal::Host);
     }
     match (host, authority) {
         (None, None) => Err(Refusal::NoHost),
-        (Some(host), Some(authority)) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => {
-            Err(Refusal::OtherHost)
-        }
+        (Some(host), Some(authority)) if !authority.eq_ignore_ascii_case(host) => Err(Refusal::OtherHost),
         _ => Ok(()),
     }
+}
+
+/// The host in the target of an HTTP/1 request; `None` if the target is a path or `*`.
+///
+/// # Errors
+/// The target is neither, or its host is none.
+fn authority<'a>(method: &[u8], target: &'a [u8]) -> Result<Option<&'a [u8]>, Refusal> {
+    match target {
+        [b'/', ..] => Ok(None),
+        b"*" if method == b"OPTIONS" => Ok(None),
+        b"*" => Err(Refusal::Asterisk),
+        _ => {
+            let scheme = target.windows(3).position(|part| part == b"://").ok_or(Refusal::RequestLine)?;
+            let rest = &target[scheme + 3..];
+            let end = rest.iter().position(|byte| b"/?#".contains(byte)).unwrap_or(rest.len());
+            let host = Some(&rest[..end]).filter(|host| !host.is_empty() && is_host(host));
+            host.ok_or(Refusal::Host).map(Some)
+        }
+    }
+}
+
+fn is_host(text: &[u8]) -> bool {
+    text.iter().all(|&byte| HOST[usize::from(byte)])
 }
 
 /// What a head says about the end of its message.
 struct Framing {
     is_http11: bool,
+    /// The host in the target, which the header must repeat.
+    authority: Option<Box<[u8]>>,
     host_seen: bool,
     length: Option<u64>,
     chunked: bool,
@@ -297,7 +329,8 @@ impl Framing {
         if method == b"CONNECT" {
             return Err(Refusal::Connect);
         }
-        Ok(Framing { is_http11, host_seen: false, length: None, chunked: false })
+        let authority = authority(method, target)?.map(Box::from);
+        Ok(Framing { is_http11, authority, host_seen: false, length: None, chunked: false })
     }
 
     fn note(&mut self, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
@@ -305,7 +338,12 @@ impl Framing {
         let value = value.trim_ascii();
         match known {
             Known::Host if self.host_seen => return Err(Refusal::SecondHost),
-            Known::Host if !value.iter().all(|&byte| HOST[usize::from(byte)]) => return Err(Refusal::Host),
+            Known::Host if !is_host(value) => return Err(Refusal::Host),
+            Known::Host
+                if self.authority.as_ref().is_some_and(|target| !target.eq_ignore_ascii_case(value)) =>
+            {
+                return Err(Refusal::OtherHost);
+            }
             Known::Host => self.host_seen = true,
             Known::Length if self.chunked => return Err(Refusal::LengthAndEncoding),
             Known::Length if self.length.is_some() => return Err(Refusal::SecondLength),

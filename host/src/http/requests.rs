@@ -14,7 +14,7 @@ use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay};
 use super::body::{Request, Response};
-use super::gate::{Refusal, check_http2_host};
+use super::gate::{Refusal, check_http2_head};
 use super::handler::{Handler, Http};
 use super::peer::Peer;
 use super::problem::{Problem, Told, Why};
@@ -73,7 +73,7 @@ impl<H: Handler> Requests<H> {
             return Problem::from(Refusal::Connect).into_response();
         }
         if request.version() >= Version::HTTP_2
-            && let Err(refusal) = check_http2_host(&request)
+            && let Err(refusal) = check_http2_head(&request)
         {
             return Problem::from(refusal).into_response();
         }

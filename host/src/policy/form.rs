@@ -29,7 +29,7 @@ pub fn check(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
 
 fn kind(bytes: &[u8]) -> Result<(), Rejection> {
     let Some(version) = bytes.strip_prefix(b"\0asm").and_then(|rest| rest.get(..4)) else {
-        let start = String::from_utf8_lossy(&bytes[..bytes.len().min(16)]).into_owned();
+        let start = String::from_utf8_lossy(&bytes[..bytes.len().min(4)]).into_owned();
         return Err(Rejection::NotWasm { start: format!("{start:?}") });
     };
     // The second half is the layer: 0 is a module, 1 a component.

@@ -36,7 +36,7 @@ pub enum Rejection {
         "this is not WebAssembly: it begins with {start}; build the policy with `lockkeeper policy build`"
     )]
     NotWasm {
-        /// The first bytes of the file, at most 16, as quoted text.
+        /// The first bytes of the file, at most 4, as quoted text: an operator can have sent a secret by mistake.
         start: String,
     },
     /// The file is a core module instead of a component.

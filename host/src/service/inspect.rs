@@ -41,7 +41,7 @@ impl Service {
                 self.shared.store.list(range.clone(), after.clone(), page).await?;
             silent.extend(unheard.into_iter().filter(|store| !silent.contains(store)).collect::<Vec<_>>());
             let readable = items.iter().filter(|stored| principal.may(Verb::Read, stored.key.as_str()));
-            locks.extend(readable.map(LockEntry::of));
+            locks.extend(readable.map(|stored| LockEntry::of(stored, principal)));
             match items.last() {
                 Some(last) if more => after = Some(last.key.clone()),
                 _ => drop(ranges.next()),
@@ -71,7 +71,7 @@ impl Service {
             if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
                 let shows_value = principal.may(Verb::ReadValue, key.as_str());
                 let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
-                let mut entry = stored.as_ref().map_or_else(none, LockEntry::of);
+                let mut entry = stored.as_ref().map_or_else(none, |stored| LockEntry::of(stored, principal));
                 entry.kept = entry.kept.filter(|_| shows_value);
                 return Ok(Some(LockView { entry, queue, decisions }));
             }

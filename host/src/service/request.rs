@@ -79,7 +79,7 @@ impl Request {
         let repeated = self.request_id.as_deref().map(|id| self.fingerprint(&[id]));
         let reentrant = plan.reentrant.then(|| {
             let mut hash = DefaultHasher::new();
-            (&*plan.keys, &self.owner).hash(&mut hash);
+            (&*plan.keys, &self.owner, plan.mode).hash(&mut hash);
             hash.finish()
         });
         let lease = client.take_lease(repeated.into_iter().chain(reentrant).collect())?;

@@ -4,6 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+use super::principal::Principal;
+use crate::config::Verb;
 use crate::lock::record::{Holder, StoredValue};
 use crate::lock::{Key, Mode, Token};
 use crate::store::Stored;
@@ -36,8 +38,8 @@ pub struct LockEntry {
 /// One lease of a key.
 #[derive(Clone, Debug)]
 pub struct HolderEntry {
-    /// The resource that the client named.
-    pub resource: String,
+    /// The resource that the client named; `None` if the reader may not read it.
+    pub resource: Option<String>,
     /// The owner that the client named.
     pub owner: String,
     /// The authenticated client that took the lease, if it was authenticated.
@@ -134,11 +136,14 @@ pub enum NoticeKind {
 }
 
 impl LockEntry {
-    /// The key with its leases and its value that have not ended.
-    pub(super) fn of(stored: &Stored) -> LockEntry {
+    /// The key with its leases and its value that have not ended, as `reader` may see them. Another resource can have named
+    /// the key, too.
+    pub(super) fn of(stored: &Stored, reader: &Principal) -> LockEntry {
         let live = stored.record.holders.iter().filter(|holder| holder.over_at() > stored.now);
         let holder = |holder: &Holder| HolderEntry {
-            resource: holder.tag.resource.to_string(),
+            resource: Some(&*holder.tag.resource)
+                .filter(|resource| reader.may(Verb::Read, resource))
+                .map(str::to_owned),
             owner: holder.owner.to_string(),
             principal: holder.tag.principal.clone(),
             mode: holder.mode,

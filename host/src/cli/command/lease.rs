@@ -124,7 +124,10 @@ impl Held {
             self.until_due().await;
             let now = clock::now();
             if now >= self.stop_at() {
-                let why = self.last_fault.take().unwrap_or_else(|| "there was no time".to_owned());
+                let why = self
+                    .last_fault
+                    .take()
+                    .unwrap_or_else(|| "this process had no time to renew it".to_owned());
                 return self.gone(format!("the lease could not be renewed: {why}"));
             }
             let body = json!({"lease_id": self.id});

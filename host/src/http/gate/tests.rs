@@ -173,6 +173,38 @@ fn a_missing_second_or_malformed_host_is_refused() {
 }
 
 #[test]
+fn a_target_with_another_host_than_the_header_is_refused() {
+    passes("GET http://x/a HTTP/1.1\r\nHost: X\r\n\r\n", 1);
+    passes("GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", 1);
+    passes("GET http://x:8080?a HTTP/1.1\r\nHost: x:8080\r\n\r\n", 1);
+    passes("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 1);
+    refuses("GET http://y/a HTTP/1.1\r\nHost: x\r\n\r\n", Refusal::OtherHost);
+    refuses("GET http://u:p@x/a HTTP/1.1\r\nHost: x\r\n\r\n", Refusal::Host);
+    refuses("GET http:///a HTTP/1.1\r\nHost: x\r\n\r\n", Refusal::Host);
+    refuses("GET x:80 HTTP/1.1\r\nHost: x\r\n\r\n", Refusal::RequestLine);
+    refuses("GET * HTTP/1.1\r\nHost: x\r\n\r\n", Refusal::Asterisk);
+}
+
+#[test]
+fn an_http2_head_with_two_lengths_or_a_host_that_is_none_is_refused() {
+    let check = |method: &str, target: &str, headers: &[(&str, &str)]| {
+        let request = hyper::Request::builder().method(method).uri(target);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        check_http2_head(&request.body(()).unwrap())
+    };
+    assert_eq!(check("POST", "http://x/a", &[("content-length", "3"), ("host", "x")]), Ok(()));
+    assert_eq!(
+        check("POST", "http://x/a", &[("content-length", "3"), ("content-length", "03")]),
+        Err(Refusal::SecondLength)
+    );
+    assert_eq!(check("GET", "http://a:b@x/a", &[]), Err(Refusal::Host));
+    assert_eq!(check("GET", "http://x/a", &[("host", "y")]), Err(Refusal::OtherHost));
+    assert_eq!(check("GET", "/a", &[]), Err(Refusal::NoHost));
+    assert_eq!(check("GET", "*", &[("host", "x")]), Err(Refusal::Asterisk));
+    assert_eq!(check("OPTIONS", "*", &[("host", "x")]), Ok(()));
+}
+
+#[test]
 fn a_second_or_malformed_content_length_is_refused() {
     refuses(post("Content-Length: 5\r\ncontent-length: 5"), Refusal::SecondLength);
     refuses(post("Content-Length: 5\r\nContent-Length: 6"), Refusal::SecondLength);

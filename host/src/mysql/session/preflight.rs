@@ -125,7 +125,14 @@ pub fn explain(error: &Error) -> String {
                 1146 | 1054 => "a table is missing or has other columns: were they changed by hand?",
                 _ => "the server answered with an error",
             };
-            format!("{advice} (error {}: {})", server.code, server.message)
+            match server.code {
+                // The message names the account, its host, or the database. Clients and probes can read this text.
+                1044 | 1045 | 1129 | 1130 | 1142 | 1143 | 1227 | 1370 | 1698 => {
+                    tracing::debug!(code = server.code, message = server.message, "the server refuses the account");
+                    format!("{advice} (error {})", server.code)
+                }
+                code => format!("{advice} (error {code}: {})", server.message),
+            }
         }
         Error::Driver(DriverError::NoClientSslFlagFromServer) => {
             "the MySQL server offers no TLS, which store.tls demands: give it a certificate, or remove store.tls".to_owned()

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
 use super::*;
 use crate::harness::{Raw, parsed};
 
@@ -43,6 +46,22 @@ on_both! {
     }
 
     /// Its acquires wait, or are at the store, or are answered when the client leaves.
+    /// A re-entrant owner gets its own lease again, and another one if it asks for it in another mode.
+    async fn a_re_entrant_owner_has_no_more_leases_than_its_limit(kind: Kind) {
+        let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { reentrant = true, permits = 100 }\n";
+        let secured = Secured::start(kind, policy).await;
+        secured.limit("leases = 1").await;
+        let ask = async |permits: u32| {
+            let body = json!({"resource": "orders/1", "owner": "w", "mode": {"permits": permits}, "ttl_ms": 60_000});
+            secured.billing().acquire(body).await
+        };
+        let first = ask(1).await;
+        assert_eq!(first.status, 200, "{}", first.text);
+        is_over(&ask(2).await, "leases", 1);
+        let again = ask(1).await;
+        assert_eq!((again.status, &again.json["lease_id"]), (200, &first.json["lease_id"]), "{}", again.text);
+    }
+
     async fn what_a_client_leaves_behind_counts_until_it_has_ended(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         secured.limit("leases = 3, waiters = 3, in_progress = 3").await;
@@ -96,6 +115,29 @@ on_both! {
         assert_eq!(billing.get("/v1/locks").await.status, 200);
         drop(streams);
         eventually("a stream that has ended does not count", async || watch().await.status == 200).await;
+    }
+
+    /// A client that reads nothing leaves its answers in the memory of the proxy.
+    async fn a_request_counts_until_its_client_has_read_the_answer(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        secured.limit("in_progress = 2").await;
+        let stream = tokio::net::TcpStream::connect(secured.proxy.api_address()).await.unwrap();
+        let mut client = http2::Builder::new(TokioExecutor::new());
+        let client = client.initial_stream_window_size(0).handshake(TokioIo::new(stream)).await.unwrap();
+        let (mut client, connection) = client;
+        tokio::spawn(connection);
+        let mut ask = async || {
+            let request = hyper::Request::get("http://localhost/v1/locks")
+                .header("authorization", format!("Bearer {}", secured.tokens.billing.token));
+            let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
+            client.send_request(request).await.unwrap()
+        };
+        let unread = [ask().await, ask().await];
+        assert_eq!(unread.each_ref().map(|answer| answer.status().as_u16()), [200, 200]);
+        is_over(&secured.billing().get("/v1/locks").await, "in_progress", 2);
+        drop(unread);
+        let free = async || secured.billing().get("/v1/locks").await.status == 200;
+        eventually("an answer that nobody waits for does not count", free).await;
     }
 
     /// All of 127.0.0.0/8 is this machine, so the test has several addresses.

@@ -168,6 +168,15 @@ on_both! {
         is_forbidden(&billing.acquire(json!({"resource": "orders/1+orders/secret/1"})).await);
         is_forbidden(&billing.acquire(json!({"resource": "orders/secret"})).await);
         assert_eq!(billing.acquire(json!({"resource": "orders/1+orders/2"})).await.status, 200);
+        // A client that may read one of the keys does not learn the name of the whole resource.
+        let operator = secured.client(&secured.tokens.operator);
+        assert_eq!(operator.acquire(json!({"resource": "invoices/9+orders/7"})).await.status, 200);
+        for path in ["/v1/locks/orders%2F7", "/v1/locks?prefix=orders/7"] {
+            let (seen, whole) = (billing.get(path).await, operator.get(path).await);
+            assert!(seen.status == 200 && seen.text.contains("\"holders\":[{"), "{}", seen.text);
+            assert!(!seen.text.contains("invoices"), "{}", seen.text);
+            assert!(whole.text.contains("\"resource\":\"invoices/9+orders/7\""), "{}", whole.text);
+        }
     }
 
     async fn lists_and_events_show_what_the_client_may_read(kind: Kind) {

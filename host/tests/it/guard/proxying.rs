@@ -79,7 +79,7 @@ on_both! {
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         raw.send(
             "POST /trailers HTTP/1.1\r\nhost: x\r\nte: trailers\r\nconnection: close, te\r\ntrailer: x-sum\r\n\
-             transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-sum: 9\r\n\r\n",
+             transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-sum: 9\r\nx-forwarded-for: 6.6.6.6\r\n\r\n",
         )
         .await;
         let answer = raw.rest().await;
