@@ -49,14 +49,14 @@ impl GuardConfig {
 
 impl GuardRoute {
     /// The headers that decide whether a request matches and how its lock is named.
-    pub fn reads_headers(&self) -> impl Iterator<Item = &str> + Clone {
+    pub fn reads_headers(&self) -> impl Iterator<Item = &str> {
         let matched = self.headers.iter().map(|(name, _)| name.as_str());
         matched.chain(self.lock.iter().flat_map(GuardLock::reads_headers))
     }
 }
 
 impl GuardLock {
-    fn reads_headers(&self) -> impl Iterator<Item = &str> + Clone {
+    fn reads_headers(&self) -> impl Iterator<Item = &str> {
         let templates = self.labels.iter().map(|(_, template)| template).chain([&self.resource]);
         let named = templates.flat_map(Template::parts).filter_map(|part| match part {
             Part::Header(name) => Some(name.as_str()),
