@@ -91,6 +91,10 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Token::default())))
     }
 
+    /// Another proxy has changed the record of this key: what is remembered of the record saves nothing. A hint, which changes
+    /// no decision.
+    fn outdated(&self, _key: &Key) {}
+
     /// Drops cached records, so that later decisions are based on later answers of the server: other spaces
     /// have given tokens for the same keys.
     fn forget(&self) {}

@@ -302,6 +302,10 @@ impl Store for MysqlStore {
         })
     }
 
+    fn outdated(&self, key: &Key) {
+        self.context.cache.forget(key);
+    }
+
     fn forget(&self) {
         self.context.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
     }

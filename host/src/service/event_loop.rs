@@ -154,7 +154,10 @@ impl EventLoop {
                 self.notice(&key, NoticeKind::Forced, "", None);
                 self.handle(Event::Taken(key));
             }
-            Msg::Wake(key) => self.handle(Event::Wake(key)),
+            Msg::Wake(key) => {
+                self.shared.store.outdated(&key);
+                self.handle(Event::Wake(key));
+            }
             Msg::PeerGone { peer, key } => self.handle(Event::PeerGone { peer, key }),
             Msg::Decided { key, by, what } => self.history.note(&key, by, what),
             Msg::View { key, reply } => {

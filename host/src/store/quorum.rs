@@ -550,6 +550,10 @@ impl Store for Quorum {
         })
     }
 
+    fn outdated(&self, key: &Key) {
+        self.members.iter().for_each(|member| member.store.outdated(key));
+    }
+
     fn forget(&self) {
         self.members.iter().for_each(|member| member.store.forget());
     }

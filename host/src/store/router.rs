@@ -128,6 +128,12 @@ impl Store for Router {
         })
     }
 
+    fn outdated(&self, key: &Key) {
+        if let Some(store) = self.stores.of(key.space()) {
+            store.outdated(key);
+        }
+    }
+
     fn forget(&self) {
         for store in self.stores.all() {
             store.forget();

@@ -112,6 +112,10 @@ impl Store for SpaceAdapter {
         self.store.raise_tokens(least)
     }
 
+    fn outdated(&self, key: &Key) {
+        self.store.outdated(&self.key(key.clone()));
+    }
+
     fn forget(&self) {
         self.store.forget();
     }
