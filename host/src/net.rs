@@ -15,6 +15,7 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,7 +156,8 @@ async fn accept_all<P: Protocol>(
         let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
         let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
         connections.spawn(async move {
-            let opened = open(stream, address, of_address, tls, handshake_deadline, stop).await;
+            // Boxed, so that the connection does not reserve memory for its beginning.
+            let opened = Box::pin(open(stream, address, of_address, tls, handshake_deadline, stop)).await;
             if let Some((connection, refused)) = opened {
                 tokio::select! {
                     biased;
@@ -168,6 +170,9 @@ async fn accept_all<P: Protocol>(
     }
 }
 
+/// Ends when the certificate of a client is no longer valid.
+type Refused = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Performs the TLS handshake, if there is one. `None` if it fails. The returned future ends when the client's certificate
 /// is no longer valid.
 async fn open(
@@ -177,7 +182,7 @@ async fn open(
     tls: Option<Arc<Tls>>,
     handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
-) -> Option<(Connection, impl Future<Output = ()>)> {
+) -> Option<(Connection, Refused)> {
     let mut peer = Peer::new(address, tls.is_some());
     let stream = match (stream, &tls) {
         // Boxed, so that a connection does not reserve memory for the handshake.
@@ -193,11 +198,9 @@ async fn open(
         _ => Vec::new(),
     };
     peer.names = tls::client_names(&chain);
-    let refused = async move {
-        match tls {
-            Some(tls) if !chain.is_empty() => tls.until_refused(chain).await,
-            _ => std::future::pending().await,
-        }
+    let refused: Refused = match tls {
+        Some(tls) if !chain.is_empty() => Box::pin(async move { tls.until_refused(chain).await }),
+        _ => Box::pin(std::future::pending()),
     };
     Some((Connection { stream, peer, handshake_deadline, stop }, refused))
 }
