@@ -35,7 +35,7 @@ fn the_shipped_policies_pass_without_notes() {
 
 #[test]
 fn files_that_are_no_component_are_refused_with_their_kind() {
-    rejected(b"<html>", json!({}), &["not WebAssembly", "<html>", "lockkeeper policy build"]);
+    rejected(b"<html>", json!({}), &["not WebAssembly", "\"<htm\"", "lockkeeper policy build"]);
     rejected(b"", json!({}), &["not WebAssembly"]);
     rejected(&wat("(module)"), json!({}), &["core module", "lockkeeper policy build"]);
     rejected(&builtin("default").unwrap()[..5_000], json!({}), &["cannot be loaded", "cut short"]);
