@@ -240,6 +240,23 @@ fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_reason_for_a_refused_account_names_neither_account_nor_database() {
+        let server = |code: u16| {
+            let (message, state) =
+                ("denied: 'kuser'@'localhost' to 'secretdb'".to_owned(), "28000".to_owned());
+            Error::Server(mysql_async::ServerError { code, message, state })
+        };
+        for code in [1044, 1045, 1129, 1130, 1142, 1143, 1227, 1370, 1698] {
+            let said = explain(&server(code));
+            assert!(
+                said.contains(&code.to_string()) && !said.contains("kuser") && !said.contains("secretdb"),
+                "{said}"
+            );
+        }
+        assert!(explain(&server(1213)).contains("kuser"), "other messages help and are kept");
+    }
+
     fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
         let sound = [
             ("version", "9.7.4"),
