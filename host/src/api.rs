@@ -140,16 +140,15 @@ impl Api {
         let body = self.body(request).await?;
         // The body may have taken a while.
         let principal = principal.refreshed().ok_or_else(|| Refusal::from(Unauthenticated::Unknown))?;
-        // Boxed, so that a waiting request reserves memory for its own call alone.
         match call {
-            Post::Acquire => Box::pin(acquire::acquire(service, limits, principal, body)).await,
-            Post::Renew => Box::pin(leases::renew(service, limits, &principal, body)).await,
-            Post::Release => Box::pin(leases::release(service, &principal, body)).await,
-            Post::Hold => Box::pin(hold::hold(service, limits, stop, principal, body, peer)).await,
-            Post::Begin => Box::pin(once::begin(service, limits, principal, body)).await,
-            Post::Finish => Box::pin(once::finish(service, limits, &principal, body)).await,
-            Post::ReadVersion => Box::pin(versions::read(service, limits, principal, body)).await,
-            Post::Commit => Box::pin(versions::commit(service, limits, principal, body)).await,
+            Post::Acquire => acquire::acquire(service, limits, principal, body).await,
+            Post::Renew => leases::renew(service, limits, &principal, body).await,
+            Post::Release => leases::release(service, &principal, body).await,
+            Post::Hold => hold::hold(service, limits, stop, principal, body, peer).await,
+            Post::Begin => once::begin(service, limits, principal, body).await,
+            Post::Finish => once::finish(service, limits, &principal, body).await,
+            Post::ReadVersion => versions::read(service, limits, principal, body).await,
+            Post::Commit => versions::commit(service, limits, principal, body).await,
         }
     }
 

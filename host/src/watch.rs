@@ -45,9 +45,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Reports all files again soon, even those whose contents are as reported. For a caller that has read a file itself:
-    /// the contents that it read were perhaps never reported, and if they change back to the reported ones, that is no
-    /// change for the watch.
+    /// Reports all files again soon, even if they have not changed. A caller that reads the files itself needs this: it may
+    /// have read contents that were never reported. If the file then changes back, the watch sees no change.
     pub fn look_again(&self) {
         // Sending fails only if the receiver of the changes is gone.
         let _ = self.signals.send(Signal::Again);

@@ -90,10 +90,7 @@ impl Access {
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
             true => {
-                let presented = presented(request.headers(), of_connection(peer)).map_err(|refusal| {
-                    let why = refusal.detail.clone();
-                    Problem::from(refusal).inside(why)
-                })?;
+                let presented = presented(request.headers(), of_connection(peer))?;
                 let identified = self.identify(presented.credentials(), peer);
                 if let (Err(_), Some(entry)) = (&identified, &mut *entry) {
                     entry.refused_credential = presented.token_id().map(str::to_owned);
@@ -164,7 +161,7 @@ impl Access {
             entry.on = problem.member("resource").or_else(|| problem.member("on")).map(str::to_owned);
             entry.verdict = format!("{} {}", problem.status_code(), problem.slug());
             if problem.slug() == Code::Unauthenticated.slug() {
-                entry.why = problem.why().map(str::to_owned);
+                entry.why = Some(problem.why().unwrap_or_else(|| problem.detail()).to_owned());
             }
             self.audit.refused(&entry);
         }

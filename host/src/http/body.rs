@@ -28,11 +28,8 @@ pub struct Body {
     /// Keeps the request counted as in progress until its answer has been sent.
     under_way: Option<UnderWay>,
     /// Keeps the request counted for its client until then.
-    counted: Counted,
+    counted: Option<Arc<dyn Any + Send + Sync>>,
 }
-
-/// What counts a request for its client until it is dropped; `None` if nothing does.
-pub type Counted = Option<Arc<dyn Any + Send + Sync>>;
 
 /// The longest part of a body that is handed over at once, in bytes. The rest waits until the client has room for it, so what
 /// it does not read stays here and counts for the client.
@@ -97,8 +94,8 @@ impl Body {
         Body { content, under_way: None, counted: None }
     }
 
-    /// Keeps the request counted for its client until the answer has been sent.
-    pub fn counts(&mut self, counted: Counted) {
+    /// Keeps `counted`, which counts the request for its client until it is dropped, until the answer has been sent.
+    pub fn counts(&mut self, counted: Option<Arc<dyn Any + Send + Sync>>) {
         self.counted = counted;
     }
 

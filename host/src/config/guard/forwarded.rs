@@ -38,7 +38,7 @@ impl TrustForwarded {
         }
     }
 
-    /// Whether the headers of some clients are kept.
+    /// Whether the headers of any client are kept.
     pub fn is_used(&self) -> bool {
         *self != TrustForwarded::All(false)
     }

@@ -45,8 +45,7 @@ on_both! {
         eventually("a lease that has ended does not count", free).await;
     }
 
-    /// Its acquires wait, or are at the store, or are answered when the client leaves.
-    /// A re-entrant owner gets its own lease again, and another one if it asks for it in another mode.
+    /// A re-entrant owner that asks in the same mode gets its lease again. In another mode, it needs another lease.
     async fn a_re_entrant_owner_has_no_more_leases_than_its_limit(kind: Kind) {
         let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { reentrant = true, permits = 100 }\n";
         let secured = Secured::start(kind, policy).await;
@@ -62,6 +61,7 @@ on_both! {
         assert_eq!((again.status, &again.json["lease_id"]), (200, &first.json["lease_id"]), "{}", again.text);
     }
 
+    /// Its acquires wait, or are at the store, or are answered when the client leaves.
     async fn what_a_client_leaves_behind_counts_until_it_has_ended(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         secured.limit("leases = 3, waiters = 3, in_progress = 3").await;

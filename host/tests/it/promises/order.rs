@@ -109,8 +109,7 @@ on_both! {
         clients.iter().for_each(JoinHandle::abort);
     }
 
-    /// A request that does not wait does not overtake waiters.
-    /// The waiter's proxy would poll again after half a minute.
+    /// Without a notification, the waiter's proxy would ask again only after 30 s.
     async fn a_release_on_one_proxy_is_noticed_by_a_waiter_on_another(kind: Kind) {
         let config = "[policies.default]\npath = \"builtin:backoff\"\n\
             settings = { sleep = \"fixed\", min_ms = 30_000, max_ms = 30_000, wait_ms = 120_000 }\n";

@@ -53,6 +53,13 @@ fn a_proxy_with_a_queue_gives_another_proxy_its_turn() {
     }
 }
 
+/// Lets the store answer a batch at once.
+fn answer(sim: &mut Sim, table: &mut Table, ticket: SubmissionId, ops: Vec<Op>) {
+    let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+    let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
+    table.handle_event(Event::Completed { ticket, result }, sim.now);
+}
+
 /// The changes that a proxy sends to the store when it stops while `waiter` is in the global queue.
 fn changes_at_shutdown(returns: bool) -> Vec<GlobalQueueChange> {
     let mut sim = Sim::new(1, false);
@@ -63,9 +70,7 @@ fn changes_at_shutdown(returns: bool) -> Vec<GlobalQueueChange> {
     waits.claim.global = Some(GlobalTicket { number: 7, rank: 0, joined: None, returns });
     table.handle_event(Event::Enqueue(Box::new(waits)), sim.now);
     let Some(Action::Submit { ticket, ops }) = table.poll_action() else { panic!("it asks") };
-    let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-    let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-    table.handle_event(Event::Completed { ticket, result }, sim.now);
+    answer(&mut sim, &mut table, ticket, ops);
     table.handle_event(Event::Shutdown, sim.now);
     table.handle_timeout(sim.now);
     let actions: Vec<Action> = std::iter::from_fn(|| table.poll_action()).collect();
@@ -99,11 +104,7 @@ fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
     let mut asked = Vec::new();
     while let Some(action) = table.poll_action() {
         match action {
-            Action::Submit { ticket, ops } => {
-                let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-                table.handle_event(Event::Completed { ticket, result }, sim.now);
-            }
+            Action::Submit { ticket, ops } => answer(&mut sim, &mut table, ticket, ops),
             Action::Backoff { waiter, .. } => asked.push(waiter),
             _ => {}
         }
@@ -124,9 +125,7 @@ fn waiters_that_move_to_the_global_queue_keep_their_order() {
     let mut submits = |table: &mut Table| {
         while let Some(action) = table.poll_action() {
             let Action::Submit { ticket, ops } = action else { continue };
-            let at = ServerTime(now.0 + SERVER_AHEAD_US);
-            let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: now, now: at });
-            table.handle_event(Event::Completed { ticket, result }, now);
+            answer(&mut sim, table, ticket, ops);
         }
     };
     for id in [2, 3] {
@@ -152,11 +151,7 @@ fn settle(sim: &mut Sim, table: &mut Table) -> (Vec<(WaiterId, LeaseRef)>, Vec<A
     let (mut granted, mut notified) = (Vec::new(), Vec::new());
     while let Some(action) = table.poll_action() {
         match action {
-            Action::Submit { ticket, ops } => {
-                let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-                table.handle_event(Event::Completed { ticket, result }, sim.now);
-            }
+            Action::Submit { ticket, ops } => answer(sim, table, ticket, ops),
             Action::Finish { waiter, verdict: Verdict::Granted { grant, keys, .. } } => {
                 let lease = LeaseRef { keys, nonce: grant.nonce, token: None, principal: None };
                 granted.push((waiter, lease));
