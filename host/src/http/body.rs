@@ -16,8 +16,9 @@ use hyper::header::{self, HeaderValue};
 
 use super::activity::UnderWay;
 
-/// A request whose body has not been read.
-pub type Request = hyper::Request<Incoming>;
+/// A request whose body has not been read. It is boxed because every asynchronous function that it passes through keeps
+/// room for it, twice, as long as the request waits.
+pub type Request = Box<hyper::Request<Incoming>>;
 /// An answer with its body.
 pub type Response = hyper::Response<Body>;
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use hyper::body::Body as _;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::service::Service;
 use hyper::{Method, StatusCode, Version};
@@ -38,13 +38,14 @@ impl<H> Clone for Requests<H> {
     }
 }
 
-impl<H: Handler> Service<Request> for Requests<H> {
+impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
     type Response = Response;
     type Error = Infallible;
     // Boxed, so that an idle connection does not reserve memory for the largest handler.
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-    fn call(&self, mut request: Request) -> Self::Future {
+    fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
+        let mut request: Request = Box::new(request);
         let under_way = self.activity.begin();
         let this = self.clone();
         let id = request_id::of(request.headers());
@@ -73,7 +74,7 @@ impl<H: Handler> Requests<H> {
             return Problem::from(Refusal::Connect).into_response();
         }
         if request.version() >= Version::HTTP_2
-            && let Err(refusal) = check_http2_head(&request)
+            && let Err(refusal) = check_http2_head(&*request)
         {
             return Problem::from(refusal).into_response();
         }

@@ -80,7 +80,7 @@ async fn connect(application: Arc<Application>) -> DuplexStream {
     tokio::spawn(async move {
         let answer = service_fn(move |request| {
             let application = application.clone();
-            async move { application.answer(request).await }
+            async move { application.answer(Box::new(request)).await }
         });
         let mut server = server::Builder::new();
         let _ = server.keep_alive(is_kept).serve_connection(TokioIo::new(far), answer).await;
@@ -216,7 +216,7 @@ pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
     let peer = Arc::new(Peer::new(net::Peer::new(SocketAddr::from(([10, 0, 0, 1], 1)), false)));
     let answer = service_fn(move |request| {
         let (front, peer) = (front.clone(), peer.clone());
-        async move { Ok::<_, Infallible>(front.handle(request, &peer).await) }
+        async move { Ok::<_, Infallible>(front.handle(Box::new(request), &peer).await) }
     });
     let _ = server::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
