@@ -33,11 +33,15 @@ struct Fleet {
 
 impl Fleet {
     async fn start(kind: Kind, count: usize, component: &[u8]) -> Fleet {
+        Fleet::start_with_beat(kind, count, component, BEAT_MS).await
+    }
+
+    async fn start_with_beat(kind: Kind, count: usize, component: &[u8], beat_ms: u64) -> Fleet {
         // Compiled before a test begins: that may take longer than the test's time-outs.
         LazyLock::force(&RENAMED);
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..count {
-            fleet.add(component, "").await;
+            fleet.add_with_beat(component, "", beat_ms).await;
         }
         fleet.until_members(count).await;
         fleet
