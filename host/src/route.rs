@@ -124,8 +124,11 @@ fn check(route: &GuardRoute, own: &Fit, readings: &mut Vec<Reading>) -> Result<(
         let fit = route.path.fit(&reading.path, route.exact_case);
         let may_be_any = spelling::fault(&reading.path).is_some();
         let is_other = may_be_any || (fit != Fit::No && fit != *own);
-        let is_allowed = (reading.is_ambiguous && route.ambiguous_paths)
-            || (reading.drops_extension && route.extension != Extension::Refuse);
+        // A reading without an extension can be ambiguous as well; then the extension alone does not explain it.
+        let is_allowed = match reading.is_ambiguous {
+            true => route.ambiguous_paths,
+            false => reading.drops_extension && route.extension != Extension::Refuse,
+        };
         if is_other && route.lock.is_some() && !is_allowed {
             let setting = if reading.is_ambiguous { AMBIGUOUS_PATHS } else { EXTENSION };
             refused = Some(unclear(route, reading.of, setting));
