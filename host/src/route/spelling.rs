@@ -45,10 +45,12 @@ pub fn ambiguity(path: &str) -> Option<&'static str> {
 
 /// The readings of a path with an [`ambiguity`]: each combination of what its ambiguous parts can mean.
 pub fn readings(path: &str) -> BTreeSet<String> {
-    const MEANINGS: [fn(&str) -> Option<String>; 5] = [
+    const MEANINGS: [fn(&str) -> Option<String>; 6] = [
         decoded_again,
         |path| replaced(path, &["%3b"], ";"),
         |path| replaced(path, &["\\", "%5c"], "/"),
+        // As a part of its segment, and as a separator.
+        |path| replaced(path, &["%2f"], "%252F"),
         |path| replaced(path, &["%2f"], "/"),
         |path| replaced(path, &[";"], "%3B"),
     ];
@@ -184,7 +186,7 @@ mod tests {
     fn an_ambiguous_path_has_a_reading_for_each_meaning() {
         for (path, expected) in [
             ("/a\\b", &["/a/b", "/a\\b"][..]),
-            ("/a%2fb", &["/a%2fb", "/a/b"]),
+            ("/a%2fb", &["/a%252Fb", "/a%2fb", "/a/b"]),
             ("/a;b", &["/a%3Bb", "/a;b"]),
             ("/a%3bb", &["/a%3Bb", "/a%3bb", "/a;b"]),
             ("/p%2561y", &["/p%2561y", "/p%61y"]),
