@@ -74,10 +74,8 @@ struct Reading {
     path: String,
     /// The part of the path that can be read like this.
     of: &'static str,
-    /// Whether it follows from an ambiguous part of the path.
+    /// Whether it follows from an ambiguous part of the path. Otherwise it is the path without its extension.
     is_ambiguous: bool,
-    /// Whether the extension of the path is no part of it.
-    drops_extension: bool,
 }
 
 const AMBIGUOUS_PATHS: &str = "ambiguous_paths = \"allow\"";
@@ -104,14 +102,10 @@ fn readings<'a>(
     let mut readings = Vec::new();
     for reading in ambiguous {
         let is_ambiguous = reading != path;
-        if let Some(shorter) = spelling::without_extension(&reading) {
-            let of = "an extension";
-            readings.push(Reading { path: shorter, of, is_ambiguous, drops_extension: true });
-        }
-        if is_ambiguous {
-            let of = ambiguity.unwrap_or_default();
-            readings.push(Reading { path: reading, of, is_ambiguous, drops_extension: false });
-        }
+        let of = if is_ambiguous { ambiguity.unwrap_or_default() } else { "an extension" };
+        let shorter = spelling::without_extension(&reading);
+        let paths = shorter.into_iter().chain(is_ambiguous.then_some(reading));
+        readings.extend(paths.map(|path| Reading { path, of, is_ambiguous }));
     }
     Ok(readings)
 }
@@ -124,10 +118,9 @@ fn check(route: &GuardRoute, own: &Fit, readings: &mut Vec<Reading>) -> Result<(
         let fit = route.path.fit(&reading.path, route.exact_case);
         let may_be_any = spelling::fault(&reading.path).is_some();
         let is_other = may_be_any || (fit != Fit::No && fit != *own);
-        // A reading without an extension can be ambiguous as well; then the extension alone does not explain it.
         let is_allowed = match reading.is_ambiguous {
             true => route.ambiguous_paths,
-            false => reading.drops_extension && route.extension != Extension::Refuse,
+            false => route.extension != Extension::Refuse,
         };
         if is_other && route.lock.is_some() && !is_allowed {
             let setting = if reading.is_ambiguous { AMBIGUOUS_PATHS } else { EXTENSION };

@@ -16,8 +16,8 @@ use hyper::header::{self, HeaderValue};
 
 use super::activity::UnderWay;
 
-/// A request whose body has not been read. It is boxed because every asynchronous function that it passes through keeps
-/// room for it, twice, as long as the request waits.
+/// A request whose body has not been read. It is boxed because each asynchronous function that takes it reserves space for
+/// it twice, until the function returns.
 pub type Request = Box<hyper::Request<Incoming>>;
 /// An answer with its body.
 pub type Response = hyper::Response<Body>;
@@ -95,7 +95,7 @@ impl Body {
         Body { content, under_way: None, counted: None }
     }
 
-    /// Keeps `counted`, which counts the request for its client until it is dropped, until the answer has been sent.
+    /// Keeps `counted` until the answer has been sent. Until then, the request counts for its client.
     pub fn counts(&mut self, counted: Option<Arc<dyn Any + Send + Sync>>) {
         self.counted = counted;
     }

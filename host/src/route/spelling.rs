@@ -49,7 +49,7 @@ pub fn readings(path: &str) -> BTreeSet<String> {
         decoded_again,
         |path| replaced(path, &["%3b"], ";"),
         |path| replaced(path, &["\\", "%5c"], "/"),
-        // As a part of its segment, and as a separator.
+        // An encoded slash is part of a segment, or it separates two.
         |path| replaced(path, &["%2f"], "%252F"),
         |path| replaced(path, &["%2f"], "/"),
         |path| replaced(path, &[";"], "%3B"),

@@ -167,6 +167,14 @@ fn a_path_that_may_be_that_of_a_locked_route_takes_no_other_route() {
     for path in ["/a;b", "/a%2Fb/c", "/orders;x/42", "/a\\b.js"] {
         assert_eq!(find(&routes, &parts(path)).unwrap().0, 1, "{path}");
     }
+    // What the routes say of extensions does not matter if the path is ambiguous as well.
+    let ignore = routes.clone().map(|route| GuardRoute { extension: Extension::Ignore, ..route });
+    let detail = refused(&ignore, &parts("/orders/42/\\pay.json"));
+    assert!(detail.contains("/orders/{id}/pay") && detail.contains("a backslash"), "{detail}");
+    // An application that does not decode the slash may read `42%2Fpay` as the number 42.
+    let pay = GuardRoute { ambiguous_paths: true, ..strict("/orders/{id}/pay") };
+    let detail = refused(&[pay, strict("/orders/{id:int}")], &parts("/orders/42%2Fpay"));
+    assert!(detail.contains("/orders/{id:int}"), "{detail}");
     let tasks = GuardRoute { ambiguous_paths: true, ..strict("/tasks/{name}") };
     let routes_behind = [tasks, strict("/{*all}")];
     assert_eq!(named(&routes_behind, "/tasks/a%3Bb").0, 0);

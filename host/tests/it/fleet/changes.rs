@@ -87,7 +87,7 @@ on_both! {
     /// While a member is out of contact, claims take the keys of both policies. A second change is refused, and the
     /// same change joins the first one. When the member counts as gone, the fleet continues without it.
     async fn a_silent_member_delays_a_change_until_the_member_counts_as_gone(kind: Kind) {
-        // A silent member counts as gone after 15 heartbeats. Both pushes are checked within that time.
+        // A silent member counts as gone after 15 heartbeats. The proxies have to check both pushed components before that.
         let fleet = Fleet::start_with_beat(kind, 3, default_policy(), 1_000).await;
         stop(&fleet.proxies[2]);
         let push = pushing(&fleet.proxies[0], &RENAMED);
