@@ -64,13 +64,17 @@ pub fn readings(path: &str) -> BTreeSet<String> {
 
 /// The path without the extension of its last segment, which some applications take for the format of the answer:
 /// `/orders/42` for `/orders/42.json`. `None` if there is none.
+///
+/// The last segment is the last one that has a name before its parameters, as in `/orders/42.json;v=1.2/;x/`.
 pub fn without_extension(path: &str) -> Option<String> {
-    let whole = path.trim_end_matches('/');
-    let start = whole.rfind('/').map_or(0, |at| at + 1);
-    let last = &whole[start..];
+    let names = path.split('/').scan(0, |start, segment| {
+        let at = *start;
+        *start += segment.len() + 1;
+        Some((at, segment.split(';').next().unwrap_or_default()))
+    });
+    let (start, last) = names.filter(|(_, name)| !name.is_empty()).last()?;
     let dot = last.rfind('.').into_iter().chain(last.rfind("%2e")).chain(last.rfind("%2E")).max()?;
-    let name = &last[..dot];
-    (!name.is_empty()).then(|| format!("{}{name}", &whole[..start]))
+    (dot > 0).then(|| path[..start + dot].to_owned())
 }
 
 fn has_whole_escapes(path: &str) -> bool {
@@ -208,6 +212,8 @@ mod tests {
             ("/orders/42%2ejson", Some("/orders/42")),
             ("/orders/42.a.json/", Some("/orders/42.a")),
             ("/orders/42.", Some("/orders/42")),
+            ("/orders/42.json;v=1.2", Some("/orders/42")),
+            ("/orders/42.json//;x/;y.z", Some("/orders/42")),
             ("/orders.v1/42", None),
             ("/.well-known", None),
             ("/", None),

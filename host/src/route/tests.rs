@@ -161,6 +161,10 @@ fn a_path_that_may_be_that_of_a_locked_route_takes_no_other_route() {
         "/orders%252F42/pay",
         "/orders/42/pay%3B.json",
         "/\\x/orders/42/pay",
+        // The extension is not at the end of the path.
+        "/orders/42/pay.json/;x/",
+        "/orders/42/pay.json;v=1.2",
+        "/%25%36%66rd%65r%73/42//pay%2ejson/%3Bp/",
     ] {
         assert!(refused(&routes, &parts(path)).contains("/orders/{id}/pay"), "{path}");
     }
