@@ -72,10 +72,8 @@ pub fn find<'a>(
 /// A way in which an application may take a path that differs from the proxy's own.
 struct Reading {
     path: String,
-    /// The part of the path that can be read like this.
-    of: &'static str,
-    /// Whether it follows from an ambiguous part of the path. Otherwise it is the path without its extension.
-    is_ambiguous: bool,
+    /// The ambiguous part of the path that allows this reading. `None` if only the extension is missing.
+    ambiguity: Option<&'static str>,
 }
 
 const AMBIGUOUS_PATHS: &str = "ambiguous_paths = \"allow\"";
@@ -101,11 +99,10 @@ fn readings<'a>(
     let ambiguous = ambiguity.map(|_| spelling::readings(path)).unwrap_or_else(|| [path.to_owned()].into());
     let mut readings = Vec::new();
     for reading in ambiguous {
-        let is_ambiguous = reading != path;
-        let of = if is_ambiguous { ambiguity.unwrap_or_default() } else { "an extension" };
+        let ambiguity = ambiguity.filter(|_| reading != path);
         let shorter = spelling::without_extension(&reading);
-        let paths = shorter.into_iter().chain(is_ambiguous.then_some(reading));
-        readings.extend(paths.map(|path| Reading { path, of, is_ambiguous }));
+        let paths = shorter.into_iter().chain(ambiguity.map(|_| reading));
+        readings.extend(paths.map(|path| Reading { path, ambiguity }));
     }
     Ok(readings)
 }
@@ -118,13 +115,12 @@ fn check(route: &GuardRoute, own: &Fit, readings: &mut Vec<Reading>) -> Result<(
         let fit = route.path.fit(&reading.path, route.exact_case);
         let may_be_any = spelling::fault(&reading.path).is_some();
         let is_other = may_be_any || (fit != Fit::No && fit != *own);
-        let is_allowed = match reading.is_ambiguous {
-            true => route.ambiguous_paths,
-            false => route.extension != Extension::Refuse,
+        let (what, setting, is_allowed) = match reading.ambiguity {
+            Some(what) => (what, AMBIGUOUS_PATHS, route.ambiguous_paths),
+            None => ("an extension", EXTENSION, route.extension != Extension::Refuse),
         };
         if is_other && route.lock.is_some() && !is_allowed {
-            let setting = if reading.is_ambiguous { AMBIGUOUS_PATHS } else { EXTENSION };
-            refused = Some(unclear(route, reading.of, setting));
+            refused = Some(unclear(route, what, setting));
         }
         may_be_any || fit == Fit::No
     });

@@ -67,12 +67,10 @@ pub fn readings(path: &str) -> BTreeSet<String> {
 ///
 /// The last segment is the last one that has a name before its parameters, as in `/orders/42.json;v=1.2/;x/`.
 pub fn without_extension(path: &str) -> Option<String> {
-    let names = path.split('/').scan(0, |start, segment| {
-        let at = *start;
-        *start += segment.len() + 1;
-        Some((at, segment.split(';').next().unwrap_or_default()))
-    });
-    let (start, last) = names.filter(|(_, name)| !name.is_empty()).last()?;
+    let name = |start: usize| path[start..].split(['/', ';']).next().unwrap_or_default();
+    let mut starts = path.rmatch_indices('/').map(|(slash, _)| slash + 1);
+    let start = starts.find(|start| !name(*start).is_empty())?;
+    let last = name(start);
     let dot = last.rfind('.').into_iter().chain(last.rfind("%2e")).chain(last.rfind("%2E")).max()?;
     (dot > 0).then(|| path[..start + dot].to_owned())
 }
