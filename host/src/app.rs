@@ -100,7 +100,7 @@ impl App {
         let peer = (peers.name().to_owned(), peer_secret.subscribe());
         let service = Service::start_closed(service::Parts {
             peers: Arc::new(peers),
-            store: Arc::new(stores.router(&config)),
+            store: Arc::new(stores.router(&config, &metrics)),
             policies: policies.clone(),
             routes: config.routes.clone(),
             limits: config.limits.clone(),

@@ -65,6 +65,13 @@ branches! {
     PolicyBlocks "policies: a claim waits for a lease whose new keys are not known"
     ShadowOver "policies: the last lease of old keys ends"
     WaiterMoves "policies: a waiter gets the keys of another policy"
+    Delegated "delegations: a key is delegated"
+    DelegationDecides "delegations: operations are decided in memory"
+    DelegationExtended "delegations: one is extended"
+    DelegationRestored "delegations: a record goes back to the store"
+    DelegationLost "delegations: one had ended when its record was to go back"
+    DelegationElsewhere "delegations: another proxy is asked for a key"
+    DelegationUndone "delegations: one whose answer was lost is undone"
 }
 
 #[cfg(any(test, feature = "simulation"))]

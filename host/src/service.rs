@@ -31,7 +31,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::config::{Limits, Route};
 use crate::lock::Key;
-use crate::policy::Policies;
+use crate::policy::{Digest, Policies};
 use crate::store::{Health, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -127,6 +127,7 @@ impl Service {
             proxy: parts.peers.name().into(),
             peers: parts.peers,
             policies: parts.policies,
+            routes_digest: Digest::of(format!("{:?}", parts.routes).as_bytes()).short(),
             routes: parts.routes,
             limits: parts.limits,
             store_timeout_ms: parts.store_timeout_ms,
@@ -140,6 +141,9 @@ impl Service {
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
+        let peers = shared.peers.clone();
+        let notify = Box::new(move |proxy: &str, key: &Key| peers.notify(proxy, key, Box::new(|| ())));
+        shared.store.connect(shared.proxy.clone(), notify);
         vital::spawn("the event loop", EventLoop::new(shared.clone()).run(messages));
         Service { shared }
     }
@@ -176,11 +180,24 @@ impl Service {
         self.shared.store.health()
     }
 
-    /// Refuses new acquires, answers every waiter, and waits until all batches are answered.
+    /// Refuses new acquires, answers every waiter, sends the leases of this proxy's memory to the store, and waits until all
+    /// batches are answered.
     pub async fn drain(&self) {
+        self.shared.store.end_delegations();
         let (reply, drained) = oneshot::channel();
         self.shared.tell(Msg::Drain { reply });
         let _ = drained.await;
+    }
+
+    /// Waits until the store knows all leases of this proxy, and lets it decide about all keys until
+    /// [`Service::resume_delegations`].
+    pub async fn suspend_delegations(&self) {
+        self.shared.store.suspend_delegations().await;
+    }
+
+    /// Lets this proxy grant keys from its memory again.
+    pub fn resume_delegations(&self) {
+        self.shared.store.resume_delegations();
     }
 
     /// Waits until no holder counts on a lease that would end with this proxy. Call this after the last call

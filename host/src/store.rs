@@ -6,11 +6,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use crate::lock::record::{Doubt, Holder, Op, Outcome, Record, UNKNOWN};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
+mod delegation;
 pub mod local_records;
 pub mod memory;
 mod quorum;
@@ -18,6 +20,7 @@ pub mod registry;
 mod router;
 mod space_adapter;
 
+pub use delegation::{Bounds, Delegations, Life, Lives};
 pub use quorum::{Allowed, Member, Quorum};
 pub use router::Router;
 
@@ -29,7 +32,10 @@ pub type Done = Box<dyn FnOnce(Result<Reply, StoreError>) + Send>;
 
 /// Called with the nonces of leases that ended early because the session that held them is gone. It must not
 /// block.
-pub type Loss = std::sync::Arc<dyn Fn(Vec<u64>) + Send + Sync>;
+pub type Loss = Arc<dyn Fn(Vec<u64>) + Send + Sync>;
+
+/// Notifies the proxy of this name that the calling one waits for a key. It must not block.
+pub type Notify = Box<dyn Fn(&str, &Key) + Send + Sync>;
 
 /// A store of locks.
 pub trait Store: Send + Sync + 'static {
@@ -91,8 +97,23 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Token::default())))
     }
 
-    /// Another proxy has changed the record of this key: what is remembered of the record saves nothing. A hint, which changes
-    /// no decision.
+    /// Tells the store the name of this proxy, and how it notifies others.
+    fn connect(&self, _proxy: Arc<str>, _notify: Notify) {}
+
+    /// Waits until the store itself knows all leases of this proxy, and decides about all keys, until
+    /// [`Store::resume_delegations`].
+    fn suspend_delegations(&self) -> StoreFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// From now on the store itself decides about all keys. The leases of this proxy's memory are on their way to it.
+    fn end_delegations(&self) {}
+
+    /// Lets this proxy decide about keys in its memory again, unless it is stopping.
+    fn resume_delegations(&self) {}
+
+    /// Another proxy waits for this key, or has changed its record. The store forgets what it remembers of the record, and
+    /// gives the key back if it is delegated to this proxy. A hint: no decision depends on it.
     fn outdated(&self, _key: &Key) {}
 
     /// Drops cached records, so that later decisions are based on later answers of the server: other spaces
@@ -126,6 +147,13 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// The delegation of the key to a proxy, if it lasts. In what [`Store::read`] and [`Store::list`] return, that is another
+    /// proxy, which has not given the key back in time.
+    pub fn delegation(&self) -> Option<&Holder> {
+        let mut holders = self.record.holders.iter();
+        holders.find(|holder| holder.tag.delegated_to.is_some() && !self.has_ended(holder))
+    }
+
     /// Whether the holder no longer blocks the key.
     pub fn has_ended(&self, holder: &Holder) -> bool {
         self.doubt.has_ended(holder, self.now)

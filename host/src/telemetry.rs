@@ -9,6 +9,7 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 
 mod config;
+mod delegations;
 mod fleet;
 mod guard;
 mod http;
@@ -40,6 +41,8 @@ pub struct Subjects {
     pub leases: leases::Leases,
     /// Transactions of the store.
     pub store: store::Store,
+    /// Keys that this proxy decides about in its memory.
+    pub delegations: delegations::Delegations,
     /// The proxies of the store, and changes of their policies.
     pub fleet: fleet::Fleet,
     /// HTTP requests.
@@ -72,6 +75,7 @@ impl Default for Metrics {
             policies: policies::Policies::register(ours),
             leases: leases::Leases::register(ours),
             store: store::Store::register(ours),
+            delegations: delegations::Delegations::register(ours),
             fleet: fleet::Fleet::register(ours),
             http: http::Http::register(ours),
             guard: guard::Guard::register(ours),

@@ -144,7 +144,7 @@ pub use bindings::naming::lockkeeper::policy::types::{
 pub use hooks::naming::{Plan, Refusal};
 pub use hooks::settings::within;
 pub use json::json_field;
-pub use plan::OnLoss;
+pub use plan::{Delegate, OnLoss};
 pub use random::Random;
 
 use serde::{Serialize, de::DeserializeOwned};

@@ -11,6 +11,27 @@ pub enum OnLoss {
     Cut,
 }
 
+/// When a proxy grants a key from its memory, beneath a lease of its own in the store (a delegation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delegate {
+    /// Never: the store knows every grant. This is the default.
+    Never,
+    /// If clients wait for the key, or it is granted often.
+    Contended,
+    /// Always.
+    Always,
+}
+
+impl Delegate {
+    fn name(self) -> &'static str {
+        match self {
+            Delegate::Never => "never",
+            Delegate::Contended => "contended",
+            Delegate::Always => "always",
+        }
+    }
+}
+
 impl Plan {
     /// The default ttl of a lease, in milliseconds.
     pub const TTL: u32 = 10_000;
@@ -134,6 +155,13 @@ impl Plan {
     /// primitive `lease`. `fairness` is then not called; lower ranks still go first.
     pub fn in_global_order(self) -> Plan {
         self.with_label("lockkeeper.order", "global")
+    }
+
+    /// Lets a proxy grant the key from its memory. For the primitive `lease`. It has no effect on a plan for several keys, for
+    /// any one of several keys, or in global order, and on a lease of more than 250 s. If the proxy is killed, these leases
+    /// are lost.
+    pub fn delegated(self, when: Delegate) -> Plan {
+        self.with_label("lockkeeper.delegate", when.name())
     }
 
     /// Sets what happens to a guarded request whose lease is lost.

@@ -8,7 +8,7 @@ use crate::config::{Config, MemberConfig, ServerChoice};
 use crate::lock::Space;
 use crate::mysql::managed::ManagedServer;
 use crate::mysql::{Advisory, ClientTls, MysqlStore, Row};
-use crate::store::{Health, Member, Quorum, Router, Store};
+use crate::store::{Bounds, Delegations, Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
 /// How long the start waits for the store before the proxy serves without it.
@@ -53,7 +53,7 @@ impl Stores {
     }
 
     /// All primitives behind one store.
-    pub fn router(&self, config: &Config) -> Router {
+    pub fn router(&self, config: &Config, metrics: &Metrics) -> Router {
         let advisory = Advisory::new(&self.main, &config.store);
         let row = Row::new(&self.main, &config.store);
         let mut others: Vec<(Space, Arc<dyn Store>)> =
@@ -68,7 +68,7 @@ impl Stores {
             let allowed = Arc::new(move || main.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, config.quorum.patience, allowed))));
         }
-        Router::new(self.main.clone(), others)
+        Router::new(Arc::new(delegations(config, &self.main, metrics)), others)
     }
 
     /// Closes the connections, and stops the private server.
@@ -81,6 +81,17 @@ impl Stores {
             server.stop().await;
         }
     }
+}
+
+/// The table's store, which lets this proxy grant some keys from its memory.
+fn delegations(config: &Config, store: &Arc<MysqlStore>, metrics: &Metrics) -> Delegations {
+    let bounds = Bounds {
+        longest_ms: config.limits.max_ttl_ms,
+        drift_per_mille: config.limits.drift_per_mille,
+        timeout: config.store.timeout,
+        tokens: Bounds::TOKENS,
+    };
+    Delegations::new(store.clone(), bounds, store.lives(), metrics.clone())
 }
 
 /// TLS towards the servers, if it is configured.

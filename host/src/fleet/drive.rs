@@ -469,7 +469,10 @@ impl Fleet {
     /// Makes claims take the keys that the record demands. A policy that this proxy does not have needs no keys.
     async fn apply_record(&self, record: &PolicyRecord) -> Result<(), Trouble> {
         let (service, policies) = (&self.0.service, &self.0.policies);
-        let Some(naming) = policies.active(&record.name) else { return Ok(()) };
+        let Some(naming) = policies.active(&record.name) else {
+            self.resume_delegations();
+            return Ok(());
+        };
         if version_of(&naming.live) != record.live {
             let known = naming.candidate.clone().filter(|known| version_of(known) == record.live);
             let next = match known {
@@ -492,8 +495,18 @@ impl Fleet {
                 let next = self.prepared(record, candidate).await?;
                 service.name_with(next).await?;
             }
+            // Other proxies cannot see the leases beneath a delegation, and keep away from all of its policy.
+            service.suspend_delegations().await;
         }
+        self.resume_delegations();
         Ok(())
+    }
+
+    /// Lets this proxy grant keys from its memory again, once no policy changes.
+    fn resume_delegations(&self) {
+        if self.0.view.borrow().records.iter().all(|record| record.candidate.is_none()) {
+            self.0.service.resume_delegations();
+        }
     }
 
     /// Returns a recorded version, checked by this proxy.

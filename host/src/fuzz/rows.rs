@@ -140,7 +140,15 @@ fn tag(u: &mut Unstructured<'_>) -> Result<Tag> {
     let label = |u: &mut Unstructured<'_>| Ok((format!("l{}", u.arbitrary::<&str>()?).into(), text(u)?));
     let labels = (0..u.int_in_range(0..=2)?).map(|_| label(u)).collect::<Result<_>>()?;
     let http = if u.arbitrary()? { Some(Arc::new(view(u)?)) } else { None };
-    Ok(Tag { resource: text(u)?, policy: text(u)?, labels, asked_mode, http, principal: maybe_text(u)? })
+    Ok(Tag {
+        resource: text(u)?,
+        policy: text(u)?,
+        labels,
+        asked_mode,
+        http,
+        principal: maybe_text(u)?,
+        delegated_to: maybe_text(u)?,
+    })
 }
 
 fn view(u: &mut Unstructured<'_>) -> Result<HttpView> {

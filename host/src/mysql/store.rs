@@ -26,11 +26,12 @@ use super::session::tls::ClientTls;
 use super::session::wire::{Address, Target};
 use super::sql::PREPARED_ROWS;
 use super::{clean, clock_watch};
+use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
 use crate::mutex::Mutex;
-use crate::store::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
+use crate::store::{Done, Health, Life, Lives, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -182,6 +183,15 @@ impl MysqlStore {
         MysqlRegistry::new(self.context.clone())
     }
 
+    /// The membership in which this proxy may grant leases from its memory.
+    pub fn lives(&self) -> Lives {
+        let membership = self.context.membership.clone();
+        Box::new(move || {
+            let standing = membership.standing();
+            Life { number: standing.life, may_grant: clock::now() < standing.until }
+        })
+    }
+
     /// Until when this proxy is certain to be a member of its fleet.
     pub fn may_write_until(&self) -> Instant {
         self.context.membership.until_own()
@@ -199,7 +209,7 @@ impl MysqlStore {
     /// If no thread can be started.
     pub(super) fn spawn_apart(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         #[cfg(any(test, feature = "simulation"))]
-        if crate::clock::simulated::now().is_some() {
+        if clock::simulated::now().is_some() {
             return self.spawn(name, task);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -228,7 +238,7 @@ impl MysqlStore {
     ) {
         let Some(key) = ops.first().and_then(|op| op.keys().first()) else {
             let now = crate::lock::ServerTime::default();
-            done(Ok(Reply { outcomes: Vec::new(), asked_at: crate::clock::now(), now }));
+            done(Ok(Reply { outcomes: Vec::new(), asked_at: clock::now(), now }));
             return;
         };
         let lane = &lanes[spread(key, lanes.len())];
@@ -307,7 +317,7 @@ impl Store for MysqlStore {
     }
 
     fn forget(&self) {
-        self.context.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
+        self.context.sampled_after.store(clock::now().0, Ordering::SeqCst);
     }
 }
 

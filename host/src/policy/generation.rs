@@ -26,6 +26,7 @@ const SLOW_US: u64 = 1_000;
 pub struct Generation {
     name: Box<str>,
     id: Arc<str>,
+    rules: Box<str>,
     number: u64,
     table: Map<String, Value>,
     pub(super) module: Arc<Module>,
@@ -48,6 +49,8 @@ impl Generation {
     ) -> Generation {
         Generation {
             id: format!("{name}@sha256:{}", checked.module.digest().short()).into(),
+            rules: format!("{name}@{}+{}", checked.module.digest(), Digest::of(&checked.settings).short())
+                .into(),
             name: name.into(),
             number,
             table,
@@ -72,6 +75,12 @@ impl Generation {
     /// The id that clients see: `name@sha256:` and 12 hex digits.
     pub fn id(&self) -> &Arc<str> {
         &self.id
+    }
+
+    /// Names the component and its settings: generations with the same text plan alike. Begins with the policy's name and
+    /// an `@`.
+    pub fn rules(&self) -> &str {
+        &self.rules
     }
 
     /// The digest of the component.

@@ -16,7 +16,7 @@ use super::tag;
 use crate::auth::Identity;
 use crate::clock;
 use crate::config::Verb;
-use crate::lock::record::{Claim, GlobalTicket};
+use crate::lock::record::{Claim, Delegable, GlobalTicket};
 use crate::lock::table::{Charge, Verdict, Waiter, WaiterId};
 use crate::lock::{Call, Key, LeaseRef, Space};
 use crate::policy::{Hook, Plan};
@@ -161,6 +161,7 @@ fn waiter(
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
         global: plan.global_order.then(|| global_ticket(request, plan)),
+        delegable: plan.delegate.map(|when| Delegable { rules: shared.rules_of(&planned.generation), when }),
         tag: tag::tag(request, planned.generation.id(), plan.mode),
     };
     Waiter {

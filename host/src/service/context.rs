@@ -18,7 +18,7 @@ use crate::clock;
 use crate::config::{Limits, Route};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Outcome, Tag};
-use crate::policy::Policies;
+use crate::policy::{Generation, Policies};
 use crate::store::{Health, Store, StoreError};
 use crate::telemetry::Metrics;
 
@@ -36,6 +36,7 @@ pub(super) struct ServiceContext {
     pub proxy: Arc<str>,
     pub policies: Policies,
     pub routes: Vec<Route>,
+    pub routes_digest: String,
     pub limits: Limits,
     pub store_timeout_ms: u32,
     pub metrics: Metrics,
@@ -95,6 +96,23 @@ impl ServiceContext {
                 Health::Ready { .. } => AcquireError::NotJoined,
             }),
         }
+    }
+
+    /// What the generation grants by, together with the routes: proxies with the same text give the same keys to the same
+    /// requests.
+    pub fn rules_of(&self, generation: &Generation) -> Arc<str> {
+        format!("{}+{}", generation.rules(), self.routes_digest).into()
+    }
+
+    /// Whether the policy of this generation decides about the lease. The leases beneath the delegation of another proxy
+    /// are not known. They do no harm if that proxy has the same routes, and grants by this generation or another policy.
+    pub fn concerns(&self, generation: &Generation, tag: &Tag) -> bool {
+        if tag.delegated_to.is_none() {
+            return self.policy_of_tag(tag) == generation.name();
+        }
+        let (rules, routes) = tag.policy.rsplit_once('+').unwrap_or_default();
+        let name = rules.split_once('@').map_or("", |(name, _)| name);
+        *routes != *self.routes_digest || (name == generation.name() && rules != generation.rules())
     }
 
     /// The policy that decides about a lease.

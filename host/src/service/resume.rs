@@ -8,6 +8,7 @@ use super::tag;
 use crate::lock::record::Holder;
 use crate::lock::{LeaseRef, Primitive, Token};
 use crate::policy::OnLoss;
+use crate::store::StoreError;
 
 impl Service {
     /// As [`Service::hold`], for a lease that any proxy has granted. Its longest hold counts from the grant.
@@ -52,6 +53,10 @@ async fn stored(shared: &ServiceContext, lease: &LeaseRef) -> Result<Stored, Lea
     let mut tokens = Vec::with_capacity(lease.keys.len());
     for key in &*lease.keys {
         let stored = shared.store.read(key.clone()).await?.ok_or(LeaseError::Lost)?;
+        if stored.delegation().is_some() {
+            // Another proxy knows the leases of the key, and does not answer.
+            return Err(StoreError::unknown().into());
+        }
         let holders = stored.record.holders.into_iter();
         let mut own = holders.filter(|holder| holder.nonce == lease.nonce && holder.over_at() > stored.now);
         let holder = own.next().ok_or(LeaseError::Lost)?;

@@ -108,11 +108,15 @@ impl Service {
         let shared = &self.shared;
         // Sessions can always be read. If a store cannot be read, its leases are waited for when the candidate
         // goes live.
-        let (held, _) = survey::held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
-        let asked = held.iter().map(|lease| lease.request.clone()).collect();
+        let (held, _) = survey::held(shared, |tag| shared.concerns(&candidate, tag)).await?;
+        let asked = survey::requests(&held).collect();
         let plans = plans_for(shared, candidate, HashMap::default(), asked).await?;
         let has_no_keys = |lease: &&Held| plans.get(&lease.request).is_none_or(Option::is_none);
         let rests = |lease: &&Held| lease.keys.iter().any(|key| key.space().rests_on_session());
+        let delegated = held.iter().filter(|lease| lease.is_delegation).count();
+        if delegated > 0 {
+            return Ok(Some(format!("{delegated} keys are delegated to proxies that do not answer")));
+        }
         let unknown: Vec<&Held> = held.iter().filter(has_no_keys).collect();
         if let Some(first) = unknown.first() {
             let (count, first) = (unknown.len(), &first.request.resource);
@@ -140,8 +144,8 @@ impl Service {
 
 /// Makes a checked generation live, or leaves the live one in place, and examines all leases.
 async fn look(shared: &Arc<ServiceContext>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let (name, looked_at) = (prepared.generation().name(), clock::now());
-    let held = survey::complete(survey::held(shared, |tag| shared.policy_of_tag(tag) == name).await?)?;
+    let (candidate, looked_at) = (prepared.generation(), clock::now());
+    let held = survey::complete(survey::held(shared, |tag| shared.concerns(candidate, tag)).await?)?;
     swap(shared, prepared, Some((looked_at, held)), false).await
 }
 
@@ -156,7 +160,7 @@ async fn swap(
     let candidate = prepared.generation().clone();
     let (looked_at, held) = look.map_or((None, Vec::new()), |(at, held)| (Some(at), held));
     let mut plans = HashMap::default();
-    let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
+    let mut asked: Vec<PlanRequest> = survey::requests(&held).collect();
     for _ in 0..ROUNDS {
         plans = plans_for(shared, candidate.clone(), plans, asked).await?;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans, candidate.name())).collect();
@@ -230,7 +234,8 @@ fn watch_shadows(shared: &Arc<ServiceContext>, shadows: Vec<Shadow>) {
 
 async fn is_over(shared: &ServiceContext, shadow: &Shadow) -> bool {
     let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
-    let casts = |holder: &&Holder| holder.nonce == shadow.nonce;
+    // After a delegation has ended, any lease of the key may be one that was beneath it.
+    let casts = |holder: &&Holder| holder.nonce == shadow.nonce || shadow.is_delegation;
     stored.is_none_or(|stored| {
         stored.record.holders.iter().filter(casts).all(|holder| stored.has_ended(holder))
     })

@@ -22,13 +22,20 @@ pub(super) struct Shadow {
     new: Arc<[Key]>,
     /// Set if the new keys are not known: this policy grants nothing until the lease ends.
     policy: Option<Box<str>>,
+    /// The lease is a delegation: when it ends, the leases beneath it may live on.
+    pub is_delegation: bool,
 }
 
 impl Shadow {
     /// `plan`: the new generation's plan for the lease's request; `None` if the plan does not tell its keys.
     pub fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&NewPlan>, policy: &str) -> Shadow {
         let new = plan.map_or_else(Arc::default, |plan| plan.keys.clone());
-        Shadow { nonce, old, new, policy: plan.is_none().then(|| policy.into()) }
+        Shadow { nonce, old, new, policy: plan.is_none().then(|| policy.into()), is_delegation: false }
+    }
+
+    /// The shadow of a delegation, whose leases are not known.
+    pub fn of_delegation(nonce: u64, old: Arc<[Key]>, policy: &str) -> Shadow {
+        Shadow { is_delegation: true, ..Shadow::new(nonce, old, None, policy) }
     }
 }
 
@@ -168,7 +175,7 @@ mod tests {
     }
 
     fn shadow(nonce: u64, old: &str, new: &str) -> Shadow {
-        Shadow { nonce, old: keys(&[old]), new: keys(&[new]), policy: None }
+        Shadow { nonce, old: keys(&[old]), new: keys(&[new]), policy: None, is_delegation: false }
     }
 
     #[test]

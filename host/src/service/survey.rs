@@ -23,7 +23,8 @@ impl Service {
     /// # Errors
     /// If not all of them can be read.
     pub async fn guarded_leases(&self) -> Result<HashMap<u64, String>, StoreError> {
-        let held = complete(held(&self.shared, |tag| tag::policy(tag).is_some()).await?)?;
+        let may_be_guarded = |tag: &Tag| tag.delegated_to.is_some() || tag::policy(tag).is_some();
+        let held = complete(held(&self.shared, may_be_guarded).await?)?;
         Ok(held.into_iter().map(|lease| (lease.nonce, lease.request.resource)).collect())
     }
 }
@@ -33,15 +34,25 @@ pub(super) struct Held {
     pub nonce: u64,
     pub keys: HashSet<Key>,
     pub request: PlanRequest,
+    /// Another proxy decides about the key, and grants it to requests that are not known here.
+    pub is_delegation: bool,
+}
+
+/// The requests of the leases that are known.
+pub(super) fn requests(held: &[Held]) -> impl Iterator<Item = PlanRequest> {
+    held.iter().filter(|lease| !lease.is_delegation).map(|lease| lease.request.clone())
 }
 
 impl Held {
     /// The shadow that the lease casts if it lacks the keys of its plan.
     pub fn shadow(&self, plans: &Plans, policy: &str) -> Option<Shadow> {
+        let old = union(&[], self.keys.iter());
+        if self.is_delegation {
+            return Some(Shadow::of_delegation(self.nonce, old, policy));
+        }
         let plan = plans.get(&self.request)?.as_ref();
         let is_held =
             |new: &NewPlan| new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned());
-        let old = union(&[], self.keys.iter());
         (!plan.is_some_and(is_held)).then(|| Shadow::new(self.nonce, old, plan, policy))
     }
 }
@@ -65,6 +76,7 @@ pub(super) async fn held(
                     nonce: holder.nonce,
                     keys: HashSet::default(),
                     request: tag::request(&holder.tag, &holder.owner, holder.mode),
+                    is_delegation: holder.tag.delegated_to.is_some(),
                 });
                 lease.keys.insert(stored.key.clone());
             }

@@ -16,6 +16,7 @@ pub(super) fn tag(request: &Request, policy: &str, planned: Mode) -> Tag {
         asked_mode: differs(request.mode, planned).then_some(request.mode),
         http: request.principal.routed().map(|routed| routed.http.clone()),
         principal: request.principal.name(),
+        delegated_to: None,
     }
 }
 

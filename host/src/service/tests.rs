@@ -281,6 +281,7 @@ async fn leases_of_an_earlier_run_are_read_before_the_first_grant() {
         keep_ms: None,
         global: None,
         any: false,
+        delegable: None,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), ..Tag::default() },
     };
     let (done, answer) = oneshot::channel();

@@ -70,6 +70,7 @@ pub struct Client {
     policies: Vec<&'static str>,
     resources: usize,
     asks_for_several: bool,
+    to_the_first_percent: u32,
     work_ms: u32,
     longest_ttl_ms: u32,
     /// The share of leases, in thousandths, that the client does not release.
@@ -101,6 +102,7 @@ impl Client {
             policies: options.policies.clone(),
             resources: options.resources,
             asks_for_several: options.asks_for_several,
+            to_the_first_percent: options.to_the_first_percent,
             work_ms: options.work_ms,
             longest_ttl_ms: options.longest_ttl_ms,
             forgets_per_mille: options.forgets_per_mille,
@@ -125,7 +127,9 @@ impl Client {
 
     /// A random proxy.
     fn proxy(&mut self) -> Proxy {
-        self.shared.proxy(self.random.random_range(0..self.proxies))
+        let percent = self.to_the_first_percent;
+        let is_first = percent > 0 && self.random.random_ratio(percent, 100);
+        self.shared.proxy(if is_first { 0 } else { self.random.random_range(0..self.proxies) })
     }
 
     /// The proxy that granted the lease, or sometimes another one if any proxy can renew and release the lease.

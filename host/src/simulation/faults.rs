@@ -139,6 +139,8 @@ pub struct Settings {
     pub refuses: bool,
     /// Whether a guarded request continues when its lease is lost.
     pub lets_finish: bool,
+    /// When keys are delegated, if the primitive is `lease`.
+    pub delegate: &'static str,
 }
 
 impl Settings {
@@ -158,6 +160,7 @@ impl Settings {
             permits: 2,
             refuses: false,
             lets_finish: false,
+            delegate: "never",
         }
     }
 
@@ -201,6 +204,9 @@ impl Settings {
         table.insert("primitive".to_owned(), self.primitive.into());
         if let Some(second) = self.second_primitive {
             table.insert("second_primitive".to_owned(), second.into());
+        }
+        if self.primitive == "lease" {
+            table.insert("delegate".to_owned(), self.delegate.into());
         }
         table.insert("stripes".to_owned(), self.stripes.into());
         table.insert("global_order".to_owned(), self.global_order.into());

@@ -59,6 +59,10 @@ pub struct Options {
     pub late_ms: u32,
     /// Whether clients are authenticated. Each of them then also tries to use the leases of another principal.
     pub authenticates: bool,
+    /// When keys are delegated to proxies: `never`, `contended` or `always`.
+    pub delegate: &'static str,
+    /// The share of calls that go to the first proxy, in percent. The others go to any proxy.
+    pub to_the_first_percent: u32,
     /// Whether the report includes the whole history.
     pub tells_all: bool,
 }
@@ -178,6 +182,8 @@ impl Options {
             late_ms,
             tells_all: false,
             authenticates: false,
+            delegate: "never",
+            to_the_first_percent: 0,
         };
         let options = if random.random_bool(0.12) { options.focus(&mut random) } else { options };
         // Drawn last, so that the rest of a run does not depend on it.
@@ -190,7 +196,22 @@ impl Options {
         if options.proxies > 1 && may_deploy && random.random_bool(0.4) {
             options.deploy(&mut random);
         }
+        let delegate = *["never", "never", "contended", "always"].choose(&mut random).unwrap_or(&"never");
+        if delegate != "never" && random.random_bool(0.6) {
+            options = options.with_few_delegated_keys(&mut random);
+        }
+        options.delegate(delegate);
         options
+    }
+
+    /// Lets proxies grant keys from their memory, by all policies of the run.
+    fn delegate(&mut self, when: &'static str) {
+        self.delegate = when;
+        for planned in &mut self.faults {
+            if let Fault::Replace { settings, .. } | Fault::Edit { settings, .. } = &mut planned.fault {
+                settings.delegate = when;
+            }
+        }
     }
 
     /// Adds files of principals that reach one proxy after another, and do not reach some of them for a long time.
@@ -290,6 +311,8 @@ impl Options {
             });
         }
         add(&|options| options.authenticates = false);
+        add(&|options| options.delegate("never"));
+        add(&|options| options.to_the_first_percent = 0);
         add(&|options| options.asks_for_several = false);
         add(&|options| options.in_order = false);
         add(&|options| options.late_ms = PROMPT_MS);
@@ -336,6 +359,12 @@ impl fmt::Display for Options {
         }
         if self.in_order {
             writeln!(f, "`{ORDERED}` has one order of waiters for all proxies")?;
+        }
+        if self.delegate != "never" {
+            writeln!(f, "keys are delegated: {}", self.delegate)?;
+        }
+        if self.to_the_first_percent > 0 {
+            writeln!(f, "{} % of the calls go to the first proxy", self.to_the_first_percent)?;
         }
         if self.authenticates {
             writeln!(f, "clients are authenticated, and try to use each other's leases")?;

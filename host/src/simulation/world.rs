@@ -33,7 +33,7 @@ use crate::mutex::Mutex;
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::Policies;
 use crate::service::{Notice, NoticeKind, Parts, Service};
-use crate::store::{Member, Quorum, Router, Store};
+use crate::store::{Bounds, Delegations, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::vital::process::Process;
@@ -269,11 +269,19 @@ impl World {
             let allowed = Arc::new(move || fleet.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
-        let policies = policies(&limits, self.options.in_order, &self.edited.lock());
+        let policies = policies(&limits, &self.options, &self.edited.lock());
+        let bounds = Bounds {
+            longest_ms: limits.max_ttl_ms,
+            drift_per_mille: limits.drift_per_mille,
+            timeout: config.timeout,
+            // Few, so that they are used up in a run.
+            tokens: 8,
+        };
+        let delegations = Delegations::new(store.clone(), bounds, store.lives(), metrics.clone());
         let peers = PeerClient::new(&self.peers, index, self.options.seed);
         let address = peers.address().to_owned();
         let service = Service::start_closed(Parts {
-            store: Arc::new(Router::new(store, others)),
+            store: Arc::new(Router::new(Arc::new(delegations), others)),
             peers: Arc::new(peers),
             policies: policies.clone(),
             routes: routes(),

@@ -140,6 +140,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         keep_ms: None,
         global: None,
         any: false,
+        delegable: None,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), ..Tag::default() },
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Done, Health, Loss, Page, Reply, Store, StoreError, StoreFuture, Stored};
+use super::{Done, Health, Loss, Notify, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
@@ -126,6 +126,22 @@ impl Store for Router {
             }
             Ok(highest)
         })
+    }
+
+    fn connect(&self, proxy: Arc<str>, notify: Notify) {
+        self.stores.table.connect(proxy, notify);
+    }
+
+    fn suspend_delegations(&self) -> StoreFuture<()> {
+        self.stores.table.suspend_delegations()
+    }
+
+    fn end_delegations(&self) {
+        self.stores.table.end_delegations();
+    }
+
+    fn resume_delegations(&self) {
+        self.stores.table.resume_delegations();
     }
 
     fn outdated(&self, key: &Key) {
@@ -378,7 +394,13 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
         Op::Raise { lease: of, tokens } => Op::Raise { lease: lease(of), tokens: tokens.clone() },
         Op::Release(release) => Op::Release(Release { lease: lease(&release.lease), ..release.clone() }),
         Op::Abandon { attempt, .. } => Op::Abandon { keys, attempt: *attempt },
-        Op::Force { .. } | Op::GlobalQueue { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
+        Op::Force { .. }
+        | Op::GlobalQueue { .. }
+        | Op::Read { .. }
+        | Op::Commit(_)
+        | Op::Delegate(_)
+        | Op::Extend(_)
+        | Op::Restore(_) => op.clone(),
     }
 }
 

@@ -43,6 +43,7 @@ impl SpaceAdapter {
             Op::GlobalQueue { key, change } => Op::GlobalQueue { key: self.key(key), change },
             Op::Read { key } => Op::Read { key: self.key(key) },
             Op::Commit(commit) => Op::Commit(Commit { key: self.key(commit.key), ..commit }),
+            op @ (Op::Delegate(_) | Op::Extend(_) | Op::Restore(_)) => op,
         }
     }
 }

@@ -1,11 +1,14 @@
 //! Tests of the promises in ARCHITECTURE.md under faults, on both servers.
 
+use std::time::Duration;
+
 use serde_json::json;
 
-use crate::harness::{Proxy, Settings, database, fresh};
+use crate::harness::{Proxy, Settings, database, eventually, fresh, sql};
 
 mod ambiguity;
 mod bounds;
+mod delegation;
 mod exclusion;
 mod fencing;
 mod leaks;
@@ -79,6 +82,15 @@ async fn proxy_with(url: &str, policy: &str, sections: &str) -> Proxy {
         "{sections}\n[policies.default]\npath = \"builtin:default\"\n[policies.default.settings]\n{policy}\n"
     );
     Proxy::with(Settings { api: String::new(), url: url.to_owned(), store: String::new(), sections }).await
+}
+
+/// Waits until the first proxies of a store notify each other: in their first heartbeats, they agree on a secret.
+async fn until_proxies_notify(url: &str) {
+    eventually("the proxies have a secret", async || {
+        !sql(url, "SELECT 1 FROM lockkeeper_shared").await.is_empty()
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
 }
 
 fn token(lease: &serde_json::Value) -> u64 {

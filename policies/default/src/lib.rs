@@ -3,7 +3,7 @@
 //! README.md documents the settings. This policy implements only `plan`, so the proxy's defaults apply to order,
 //! back-off and renewal.
 
-use lockkeeper_sdk::{OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
+use lockkeeper_sdk::{Delegate, OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
 /// The policy.
@@ -30,6 +30,15 @@ pub enum Lost {
     Cut,
 }
 
+/// When a proxy grants a key from its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Delegated {
+    Never,
+    Contended,
+    Always,
+}
+
 /// The settings, which README.md documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -51,6 +60,7 @@ pub struct Settings {
     pub lock_delay_ms: u32,
     pub max_hold_ms: u32,
     pub on_loss: Lost,
+    pub delegate: Delegated,
 }
 
 impl core::default::Default for Settings {
@@ -73,6 +83,7 @@ impl core::default::Default for Settings {
             lock_delay_ms: 0,
             max_hold_ms: Plan::MAX_HOLD,
             on_loss: Lost::Finish,
+            delegate: Delegated::Never,
         }
     }
 }
@@ -133,6 +144,11 @@ impl Policy for Default {
             Lost::Finish => plan,
             Lost::Mark => plan.on_loss(OnLoss::Mark),
             Lost::Cut => plan.on_loss(OnLoss::Cut),
+        };
+        let plan = match settings.delegate {
+            Delegated::Never => plan,
+            Delegated::Contended => plan.delegated(Delegate::Contended),
+            Delegated::Always => plan.delegated(Delegate::Always),
         };
         plan.with_permits(settings.permits)
     }

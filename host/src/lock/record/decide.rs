@@ -1,37 +1,25 @@
-//! The effect of each operation on the records: the only place where grants are decided.
+//! Who is granted what: the effect of each operation on records, in the store or, for a delegated key, in the memory of a
+//! proxy.
 
 use std::num::NonZero;
 
 use super::admission::admits;
 use super::{
     COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, Holder, Left, Level,
-    MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records, Release, StoredValue,
-    Version, global_queue,
+    MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Origin, Outcome, Record, Records, Release, StoredValue, Version,
+    global_queue,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
-/// Decides one operation and changes the records accordingly.
-///
-/// # Panics
-/// If `records` lacks a key of the operation.
-pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
-    match op {
-        Op::Acquire(claim) if claim.any => acquire_any(records, claim, env),
-        Op::Acquire(claim) => acquire(records, claim, env),
-        Op::Rejoin(claim) if claim.any => rejoin_any(records, claim, env).unwrap_or(Outcome::Absent),
-        Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
-        Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
-        Op::Raise { lease, tokens } => raise(records, lease, tokens.as_deref(), env),
-        Op::Release(asked) => release(records, asked, env),
-        Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
-        Op::Force { key } => force(records, key, env),
-        Op::GlobalQueue { key, change } => global_queue::change(records, key, change, env),
-        Op::Read { key } => Outcome::Version(version(records, key, env)),
-        Op::Commit(asked) => commit(records, asked, env),
+/// Decides a claim.
+pub(super) fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
+    match claim.any {
+        true => acquire_any(records, claim, env),
+        false => acquire_all(records, claim, env),
     }
 }
 
-fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
+fn acquire_all(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
@@ -89,7 +77,7 @@ fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     }
 }
 
-fn rejoin_any(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+pub(super) fn rejoin_any(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     claim.keys.iter().find_map(|key| Some(chosen(key, rejoin(records, &claim.of(key), env)?)))
 }
 
@@ -100,7 +88,7 @@ fn chosen(key: &Key, outcome: Outcome) -> Outcome {
     }
 }
 
-fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+pub(super) fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     if claim.keep_ms.is_some()
         && let Some(kept) = claim.keys.iter().find_map(|key| kept(records.read(key), env))
     {
@@ -110,7 +98,7 @@ fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 }
 
 /// Repeats the answer to a request id or an attempt that was answered before.
-fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+pub(super) fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let matches = |level: &Level| {
         level.attempts.contains(&claim.attempt) || (claim.request.is_some() && level.request == claim.request)
     };
@@ -309,7 +297,7 @@ fn live(records: &Records, lease: &LeaseRef, env: &Env) -> Result<(), Outcome> {
     found
 }
 
-fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
+pub(super) fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
     if let Err(outcome) = live(records, lease, env) {
         return outcome;
     }
@@ -324,7 +312,7 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
     Outcome::Renewed { left_us }
 }
 
-fn raise(records: &mut Records, lease: &LeaseRef, tokens: Option<&[Token]>, env: &Env) -> Outcome {
+pub(super) fn raise(records: &mut Records, lease: &LeaseRef, tokens: Option<&[Token]>, env: &Env) -> Outcome {
     if let Err(outcome) = live(records, lease, env) {
         return outcome;
     }
@@ -352,7 +340,7 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: Option<&[Token]>, env:
     Outcome::Renewed { left_us }
 }
 
-fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
+pub(super) fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     let Release { lease, attempt, outcome } = asked;
     let attempt = *attempt;
     if let Some(levels_left) = released_before(records, lease, attempt) {
@@ -415,7 +403,7 @@ fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<
     Some(holder.map_or(0, |holder| holder.levels.len() as u32))
 }
 
-fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outcome {
+pub(super) fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outcome {
     for key in keys {
         let answered = |holder: &Holder| holder.levels.iter().any(|level| level.attempts.contains(&attempt));
         let Some(place) = records.read(key).holders.iter().position(answered) else { continue };
@@ -437,7 +425,7 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
     Outcome::Abandoned
 }
 
-fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
+pub(super) fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
     let record = records.read(key);
     let holders = record.holders.iter().filter(|holder| !env.is_past(holder)).count() as u32;
     if holders == 0 && record.not_before <= env.now {
@@ -472,7 +460,7 @@ fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a StoredValue> {
 /// may remember. Once the row exists, the version does not change until the next commit, whereas the floor
 /// rises with each clean-up of other keys. No version is below [`Env::renamed`]: a version that was read
 /// earlier belongs to a key that may have had another name.
-fn version(records: &mut Records, key: &Key, env: &Env) -> Version {
+pub(super) fn version(records: &mut Records, key: &Key, env: &Env) -> Version {
     if !records.is_stored(key) {
         records.write(key).token = env.floor;
     }
@@ -480,7 +468,7 @@ fn version(records: &mut Records, key: &Key, env: &Env) -> Version {
     Version { version: record.token.max(env.renamed), kept: kept(record, env).cloned() }
 }
 
-fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
+pub(super) fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
     let Commit { key, version: read, value, attempt, request, fingerprint } = asked;
     if let Some(outcome) = committed_before(records.read(key), asked) {
         return outcome;

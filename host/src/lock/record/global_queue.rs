@@ -207,7 +207,7 @@ fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
     }
 }
 
-fn mark(records: &mut Records, keys: &[Key], proxy: &Arc<str>, env: &Env) {
+pub(super) fn mark(records: &mut Records, keys: &[Key], proxy: &Arc<str>, env: &Env) {
     for key in keys {
         let mine = marks(records.read(key), env).find(|mark| mark.proxy == *proxy);
         // Not every poll is worth a write. A turn that has begun is not extended, even if another key keeps the
@@ -267,6 +267,11 @@ fn has_place(record: &Record, own: &GlobalTicket, env: &Env) -> bool {
 fn live<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a GlobalPlace> {
     let now = env.now;
     record.global_queue.iter().filter(move |place| place.until > now)
+}
+
+/// Whether a proxy other than `own` waits for the key.
+pub(super) fn is_wanted(record: &Record, own: &str, env: &Env) -> bool {
+    marks(record, env).any(|mark| *mark.proxy != *own)
 }
 
 fn marks<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a Wanted> {

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use super::{Origin, Tag};
+use super::{Origin, Record, Tag};
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
 /// An operation of a store on its records; its result is an [`Outcome`](super::Outcome).
@@ -58,6 +58,13 @@ pub enum Op {
     },
     /// Make a new version if the key still has the version that the caller read.
     Commit(Commit),
+    /// Grant the claim, and let the proxy decide about its key from now on. The answer is
+    /// [`Outcome::Delegated`](super::Outcome::Delegated), or that of [`Op::Acquire`] if the key is not delegated.
+    Delegate(Box<Delegate>),
+    /// Extend a delegation.
+    Extend(Extend),
+    /// End a delegation, and put its record back.
+    Restore(Box<Restore>),
 }
 
 /// An acquire, as sent to the store.
@@ -96,8 +103,28 @@ pub struct Claim {
     pub keep_ms: Option<NonZero<u32>>,
     /// Set if the claim waits in the global queue.
     pub global: Option<GlobalTicket>,
+    /// Set if the key may be delegated to the proxy.
+    pub delegable: Option<Delegable>,
     /// What is stored with the lease for display and for a policy change.
     pub tag: Tag,
+}
+
+/// When a key is delegated to the proxy that claims it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delegable {
+    /// See [`Delegate::rules`].
+    pub rules: Arc<str>,
+    /// When it is worth while.
+    pub when: When,
+}
+
+/// When the delegation of a key is worth while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// If clients wait for the key, or it is granted often.
+    Contended,
+    /// Always.
+    Always,
 }
 
 /// The position of a claim among the claims of all proxies.
@@ -178,6 +205,50 @@ pub enum GlobalQueueChange {
     },
 }
 
+/// A claim whose key is to be delegated to the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delegate {
+    /// The claim, for one key.
+    pub claim: Claim,
+    /// A random number that no lease and no other delegation has.
+    pub nonce: u64,
+    /// Names what the proxy grants by, such as the version of a policy: proxies that grant by the same rules give the same
+    /// keys to the same requests.
+    pub rules: Box<str>,
+    /// How long the delegation lasts after the claim's lease, in milliseconds.
+    pub extra_ms: u32,
+    /// How many tokens the delegation has.
+    pub tokens: u64,
+}
+
+/// A longer life, or more tokens, for a delegation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extend {
+    /// The key.
+    pub key: Key,
+    /// The [`Delegate::nonce`].
+    pub nonce: u64,
+    /// How long the delegation lasts from now, at least, in milliseconds.
+    pub ttl_ms: u32,
+    /// The last of its tokens, at least.
+    pub last_token: Token,
+}
+
+/// The end of a delegation: its record goes back to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restore {
+    /// The key.
+    pub key: Key,
+    /// The delegation.
+    pub nonce: u64,
+    /// The record as it is now in the proxy's memory.
+    pub record: Record,
+    /// The time by the clock of that record.
+    pub at: ServerTime,
+    /// How often the key was granted while other proxies may have waited.
+    pub passed: u32,
+}
+
 impl Op {
     /// The keys that the operation reads or changes; never empty.
     pub fn keys(&self) -> &[Key] {
@@ -187,10 +258,13 @@ impl Op {
                 &lease.keys
             }
             Op::Abandon { keys, .. } => keys,
+            Op::Delegate(asked) => &asked.claim.keys,
             Op::Force { key }
+            | Op::Extend(Extend { key, .. })
             | Op::GlobalQueue { key, .. }
             | Op::Read { key }
             | Op::Commit(Commit { key, .. }) => std::slice::from_ref(key),
+            Op::Restore(asked) => std::slice::from_ref(&asked.key),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Holder, StoredValue};
+use super::{Holder, Record, StoredValue};
 use crate::lock::{Key, Mode, ServerTime, Token};
 
 /// The error text for [`Outcome::Unknown`].
@@ -64,6 +64,27 @@ pub enum Outcome {
     },
     /// The key no longer has the version that the caller read; this is the current one.
     Conflict(Version),
+    /// The claim has its key, which was delegated to the proxy.
+    Delegated(Box<Delegated>),
+    /// The delegation lasts longer.
+    Extended {
+        /// How long it lasts, in microseconds.
+        left_us: u64,
+        /// Whether another proxy waits for the key.
+        is_wanted: bool,
+    },
+    /// The delegation has ended, and its record was put back.
+    Restored {
+        /// The next waiter, if the key is free.
+        next_waiter: Option<NextWaiter>,
+    },
+    /// Another proxy decides about the key. Nothing has changed, but that the record may note that the claim's proxy waits.
+    Elsewhere {
+        /// The key.
+        key: Key,
+        /// That proxy.
+        proxy: Arc<str>,
+    },
     /// The answer was lost and the records do not tell whether the operation was applied, or they do not tell
     /// whether the lease is over: see [`Env::may_be_taken`](super::Env::may_be_taken).
     Unknown,
@@ -144,4 +165,19 @@ impl From<&Holder> for HeldBy {
         let request = holder.levels.last().and_then(|level| level.request.clone());
         HeldBy { owner: owner.clone(), request, mode: *mode, token: *token, since: *since, until: *until }
     }
+}
+
+/// A record that was delegated, and the grant of the claim that asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delegated {
+    /// The grant, which the record has.
+    pub grant: Grant,
+    /// The record without the delegation.
+    pub record: Record,
+    /// The last of the delegation's tokens; the first one is above the record's.
+    pub last_token: Token,
+    /// How long the delegation lasts, in microseconds, at the moment of the decision.
+    pub left_us: u64,
+    /// Whether another proxy waits for the key.
+    pub is_wanted: bool,
 }

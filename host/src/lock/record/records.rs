@@ -31,6 +31,11 @@ impl Records {
         self.entries.get(key).map(|entry| &entry.record)
     }
 
+    /// The record of a key, which is removed.
+    pub fn take(&mut self, key: &Key) -> Option<Record> {
+        self.entries.remove(key).map(|entry| entry.record)
+    }
+
     /// Each changed record, in the order of the keys, and whether the store has a row for it.
     pub fn changed(&self) -> impl Iterator<Item = (&Key, &Record, bool)> {
         self.entries

@@ -4,7 +4,7 @@
 //! [`BatchId`] for a while. So if a connection broke before the answer came, the records tell whether the batch
 //! was applied, regardless of later changes.
 
-use super::decide::apply;
+use super::apply::apply;
 use super::{BatchId, Env, MAX_BATCH_IDS, Op, Outcome, Record, Records};
 use crate::lock::Key;
 
@@ -76,7 +76,7 @@ fn again(records: &mut Records, group: &[Op], tried: &Tried, env: &Env) -> Vec<O
 /// Whether the operation must not be applied twice. Every other operation finds its earlier effect, or has no
 /// effect the second time.
 fn happens_once(op: &Op) -> bool {
-    matches!(op, Op::Release(_) | Op::Commit(_) | Op::Force { .. })
+    matches!(op, Op::Release(_) | Op::Commit(_) | Op::Force { .. } | Op::Restore(_))
 }
 
 fn fate(records: &Records, group: &[Op], tried: &Tried) -> Fate {
@@ -95,7 +95,7 @@ fn fate(records: &Records, group: &[Op], tried: &Tried) -> Fate {
 /// A key whose record the group has changed if it was applied; `None` if it is safe to decide the group anew.
 fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
     let changed = |outcome: &Outcome| match outcome {
-        Outcome::Released { .. } | Outcome::Committed { .. } => true,
+        Outcome::Released { .. } | Outcome::Committed { .. } | Outcome::Restored { .. } => true,
         Outcome::Forced { holders } => *holders > 0,
         _ => false,
     };

@@ -25,6 +25,8 @@ pub struct Tag {
     /// The name of the authenticated client that asked; `None` without authentication. Unlike the rest of the tag, it
     /// decides: only this client renews, releases and re-enters its lease.
     pub principal: Option<Arc<str>>,
+    /// Set if the lease is a delegation: the proxy that decides about the key.
+    pub delegated_to: Option<Arc<str>>,
 }
 
 /// The part of a guarded HTTP request that its route lets a policy see.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
+mod delegation;
 mod order;
 mod replays;
 
@@ -32,6 +33,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
         keep_ms: None,
         global: None,
         any: false,
+        delegable: None,
         tag: Tag::default(),
     }
 }

@@ -18,6 +18,7 @@ const HEADER: &str = ":header.";
 const BODY: &str = ":body";
 const MODE: &str = ":mode";
 const PRINCIPAL: &str = ":principal";
+const DELEGATED_TO: &str = ":delegated-to";
 
 /// A name and a value.
 pub type Label<'a> = (Cow<'a, str>, Cow<'a, str>);
@@ -36,6 +37,9 @@ pub fn labels(tag: &Tag) -> Vec<Label<'_>> {
     }
     if let Some(principal) = &tag.principal {
         labels.push((PRINCIPAL.into(), (&**principal).into()));
+    }
+    if let Some(proxy) = &tag.delegated_to {
+        labels.push((DELEGATED_TO.into(), (&**proxy).into()));
     }
     labels
 }
@@ -69,6 +73,10 @@ pub fn tag(resource: Box<str>, policy: Box<str>, labels: Vec<Label<'_>>) -> Tag 
         }
         if name == PRINCIPAL {
             tag.principal = Some(value.into());
+            continue;
+        }
+        if name == DELEGATED_TO {
+            tag.delegated_to = Some(value.into());
             continue;
         }
         let http = http.get_or_insert_default();
@@ -132,6 +140,7 @@ mod tests {
             asked_mode: None,
             http: Some(Arc::new(http)),
             principal: Some("billing".into()),
+            delegated_to: Some("10.0.0.1:7072".into()),
         };
         comes_back(&tag);
         tag.http = None;

@@ -336,7 +336,10 @@ impl Queue {
     /// Fails the jobs that would write under key names that may be out of date, that is, claims and commits.
     pub fn give_up_claims(&mut self, why: &str) {
         self.collect();
-        let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_) | Op::Commit(_)));
+        let is_claim = |op: &Op| {
+            matches!(op, Op::Acquire(_) | Op::Commit(_) | Op::Delegate(_) | Op::Extend(_) | Op::Restore(_))
+        };
+        let claims = |job: &Job| job.ops.iter().any(is_claim);
         for mut job in std::mem::take(&mut self.waiting) {
             if claims(&job) {
                 job.responder.give_up(why);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub use self::request::PlanRequest;
 use super::{Definition, Hook, shortened};
-use crate::lock::record::HttpView;
+use crate::lock::record::{HttpView, When};
 use crate::lock::{Key, Mode, Primitive};
 use crate::policy::bindings::{naming as wit, types};
 use crate::policy::check::Trial;
@@ -58,6 +58,8 @@ pub struct Plan {
     pub max_hold_ms: u32,
     /// The effect on a guarded request if its lease is lost.
     pub on_loss: OnLoss,
+    /// When the proxy grants the keys from its memory, if at all.
+    pub delegate: Option<When>,
     /// Labels that later hooks see.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }

@@ -195,6 +195,102 @@ impl Options {
         Options { policies: vec![GUARDED], proxies: 2, work_ms: 80, keep_names: true, faults, ..self }
     }
 
+    /// A proxy is killed that has granted long leases from its memory. While they last, the policy renames its keys.
+    fn with_a_killed_owner(self, random: &mut StdRng) -> Options {
+        let (policy, killed, by) = ("lease", 0, 1);
+        let killed_ms = random.random_range(2_000..8_000);
+        let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
+        let planned = |at_ms, fault| Planned { at_ms, fault };
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            clients: random.random_range(4..=12),
+            resources: random.random_range(2..=6),
+            asks_for_several: false,
+            keep_names: false,
+            in_order: false,
+            forgets_per_mille: 300,
+            longest_ttl_ms: 30_000,
+            to_the_first_percent: 80,
+            second: None,
+            second_ahead_ms: 0,
+            lasts: Duration::from_secs(35),
+            faults: vec![
+                planned(killed_ms, Fault::Kill { proxy: killed, down_ms: 60_000 }),
+                planned(
+                    killed_ms + random.random_range(0..3_000),
+                    Fault::Replace { proxy: by, policy, settings },
+                ),
+            ],
+            ..self
+        }
+    }
+
+    /// The answers of the store are late, and then the proxy that has got the keys is killed, paused or cut off. Clients
+    /// rely on their leases until the end.
+    fn with_owners_that_go_away(self, random: &mut StdRng) -> Options {
+        let (mut at_ms, mut faults) = (1_000, Vec::new());
+        let lasts = Duration::from_secs(40);
+        while u128::from(at_ms) < lasts.as_millis() {
+            let ms = random.random_range(300..2_000);
+            faults.push(Planned { at_ms, fault: Fault::StallCommits { server: 0, ms } });
+            let at = at_ms + ms + random.random_range(0..1_500);
+            let away_ms = random.random_range(3_000..6_000);
+            let fault = match random.random_range(0..3) {
+                0 => Fault::Kill { proxy: 0, down_ms: away_ms },
+                1 => Fault::Pause { proxy: 0, ms: away_ms },
+                _ => Fault::CutOff { proxy: 0, ms: away_ms },
+            };
+            faults.push(Planned { at_ms: at, fault });
+            at_ms = at + away_ms + random.random_range(500..2_000);
+        }
+        Options {
+            policies: vec!["lease"],
+            proxies: 2,
+            clients: random.random_range(8..=32),
+            resources: random.random_range(1..=2),
+            asks_for_several: false,
+            in_order: false,
+            work_ms: 5,
+            // Either many tokens are used up in a delegation, or many leases last until their end.
+            forgets_per_mille: *[20, 300].choose(random).unwrap_or(&20),
+            long_holds_percent: 0,
+            longest_ttl_ms: SHORT_MS,
+            to_the_first_percent: 80,
+            second: None,
+            second_ahead_ms: 0,
+            packet_faults_per_mille: 0,
+            lasts,
+            faults,
+            ..self
+        }
+    }
+
+    /// Many clients want a few keys that proxies may grant from their memory, with the faults that the run has.
+    pub(super) fn with_few_delegated_keys(mut self, random: &mut StdRng) -> Options {
+        match random.random_range(0..10) {
+            0 => return self.with_a_killed_owner(random),
+            1..=4 => return self.with_owners_that_go_away(random),
+            _ => {}
+        }
+        for planned in &mut self.faults {
+            if let Fault::Replace { settings, .. } | Fault::Edit { settings, .. } = &mut planned.fault {
+                settings.global_order = false;
+            }
+        }
+        Options {
+            policies: vec![*["lease", "lease", "lease", GUARDED].choose(random).unwrap_or(&"lease")],
+            clients: random.random_range(4..=32),
+            resources: random.random_range(1..=3),
+            asks_for_several: random.random_bool(0.1),
+            work_ms: *[5, 20, 200].choose(random).unwrap_or(&20),
+            in_order: false,
+            // Otherwise keys go from one proxy to the next with each call.
+            to_the_first_percent: *[0, 80, 97].choose(random).unwrap_or(&0),
+            ..self
+        }
+    }
+
     /// A member of the quorum is slow to undo a refused claim for several keys.
     fn with_slow_members_of_a_quorum(self, random: &mut StdRng) -> Options {
         let (mut at_ms, mut faults) = (0, Vec::new());

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::super::faults::{BACKOFF, ORDERED, Settings, polling};
-use super::super::options::POLICIES;
+use super::super::options::{Options, POLICIES};
 use super::TIMEOUT_MS;
 use crate::config::{
     EngineLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig, Wildcard,
@@ -17,7 +17,7 @@ use crate::telemetry::Metrics;
 pub type Edited = BTreeMap<&'static str, Settings>;
 
 /// The policies of a proxy that starts.
-pub fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
+pub fn policies(limits: &Limits, options: &Options, edited: &Edited) -> Policies {
     // All runs share an engine, because it caches compiled components.
     static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
     let (engine, _) = ENGINE.get_or_init(|| {
@@ -25,20 +25,23 @@ pub fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
             EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
         let engine =
             Engine::new(&of_engine, Compiler::InProcess).unwrap_or_else(|error| panic!("no engine: {error}"));
-        let loaded = load(&engine, limits, in_order, edited);
+        let loaded = load(&engine, limits, options, edited);
         (engine, loaded)
     });
-    load(engine, limits, in_order, edited)
+    load(engine, limits, options, edited)
 }
 
-fn load(engine: &Engine, limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
+fn load(engine: &Engine, limits: &Limits, options: &Options, edited: &Edited) -> Policies {
     let policy = |name: &&'static str| PolicyConfig {
         name: (*name).to_owned(),
         source: PolicySource::Builtin(if *name == BACKOFF { BACKOFF } else { "default" }.to_owned()),
         settings: match *name {
             BACKOFF => polling(),
             name if edited.contains_key(name) => edited[name].table(),
-            name => Settings { global_order: in_order && name == ORDERED, ..Settings::of(name) }.table(),
+            name => {
+                let (global_order, delegate) = (options.in_order && name == ORDERED, options.delegate);
+                Settings { global_order, delegate, ..Settings::of(name) }.table()
+            }
         },
     };
     let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();

@@ -81,6 +81,7 @@ pub async fn every_field_of_a_claim_is_stored(store: &dyn Store) {
         fingerprint: u64::MAX,
         mode: Mode::Permits { count: 2, limit: 3 },
         tag: Tag {
+            delegated_to: None,
             resource: text.into(),
             policy: text.into(),
             labels: vec![(text.into(), text.into()), ("a".into(), "".into())],

@@ -54,7 +54,7 @@ fn is_lost(outcome: &Outcome) -> bool {
 impl Ballot {
     pub fn new(op: &Op, count: Count) -> Ballot {
         let asks = match op {
-            Op::Acquire(_) => Asks::Grant,
+            Op::Acquire(_) | Op::Delegate(_) => Asks::Grant,
             Op::Rejoin(_) => Asks::Rejoin,
             Op::Renew { .. } | Op::Raise { .. } => Asks::Lease,
             Op::Release(_) => Asks::Release,
@@ -62,7 +62,9 @@ impl Ballot {
             | Op::Force { .. }
             | Op::GlobalQueue { .. }
             | Op::Read { .. }
-            | Op::Commit(_) => Asks::Other,
+            | Op::Commit(_)
+            | Op::Extend(_)
+            | Op::Restore(_) => Asks::Other,
         };
         let attempt = match op {
             Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::{proxy_with, token};
+use super::{proxy_with, token, until_proxies_notify};
 use crate::harness::{Client, Proxy, Response, Settings, database, eventually, fresh, sql};
 
 const WAITERS: usize = 64;
@@ -117,12 +117,7 @@ on_both! {
         let settings =
             || Settings { url: url.clone(), sections: config.to_owned(), ..Settings::default() };
         let proxies = [Proxy::with(settings()).await, Proxy::with(settings()).await];
-        // The first proxies of a store agree on the secret of their notifications in their first heartbeats.
-        eventually("the proxies have a secret", async || {
-            !sql(&url, "SELECT 1 FROM lockkeeper_shared").await.is_empty()
-        })
-        .await;
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        until_proxies_notify(&url).await;
         let resource = fresh("elsewhere");
         let began = Instant::now();
         let mut lease = proxies[0].client().lease(&resource, 120_000).await;

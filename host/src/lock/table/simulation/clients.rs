@@ -108,6 +108,7 @@ impl Sim {
                 joined: None,
                 returns: false,
             }),
+            delegable: None,
             tag: Tag::default(),
         }
     }

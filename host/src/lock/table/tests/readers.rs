@@ -18,6 +18,7 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
         reentrant: false,
         keep_ms: None,
         any: false,
+        delegable: None,
         global: None,
         tag: Tag::default(),
     };

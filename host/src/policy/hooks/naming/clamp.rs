@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::{OnLoss, Plan};
 use crate::config::Limits;
+use crate::lock::record::When;
 use crate::lock::{Key, Mode, Modes, Primitive, Properties};
 use crate::policy::bindings::{naming as wit, types};
 
@@ -60,6 +61,7 @@ pub(super) fn named(from: wit::LockPlan, limits: &Limits) -> Result<Plan, String
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
         on_loss: own.on_loss,
+        delegate: own.delegate,
         labels,
     };
     Ok(plan.with_primitive(primitive))
@@ -78,6 +80,9 @@ pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
         let has = names(|primitive| primitive.global_order);
         return Err(format!("`{name}` has no order over all proxies; {has} has"));
     }
+    if plan.delegate.is_some() && plan.primitive != Primitive::Lease {
+        return Err(format!("keys of `{name}` are not delegated; those of `lease` can be"));
+    }
     if plan.any && (plan.global_order || !any_key) {
         let these = names(|primitive| primitive.any_key);
         return Err(format!("any of several keys is for {these} in their own order, not `{name}`"));
@@ -92,6 +97,7 @@ struct OwnLabels {
     global_order: bool,
     any: bool,
     on_loss: OnLoss,
+    delegate: Option<When>,
 }
 
 /// Parses the labels that are for the proxy, and separates them from those that the policy is shown again later.
@@ -107,6 +113,9 @@ fn own_labels(labels: Labels) -> Result<(OwnLabels, Labels), String> {
             }
             ("keys", "any") => fields.any = true,
             ("order", "global") => fields.global_order = true,
+            ("delegate", "never") => fields.delegate = None,
+            ("delegate", "contended") => fields.delegate = Some(When::Contended),
+            ("delegate", "always") => fields.delegate = Some(When::Always),
             ("on-loss", "finish") => fields.on_loss = OnLoss::Finish,
             ("on-loss", "mark") => fields.on_loss = OnLoss::Mark,
             ("on-loss", "cut") => fields.on_loss = OnLoss::Cut,

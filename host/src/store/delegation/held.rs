@@ -1,0 +1,308 @@
+//! One delegated key: its record in memory, and the decisions about it. Pure.
+
+use super::Bounds;
+use crate::lock::record::{
+    self, Claim, Delegated, Env, Extend, GlobalQueueChange, Holder, Op, Outcome, Record, Records, Release,
+    Restore, on_another_clock,
+};
+use crate::lock::{Instant, Key, ServerTime, Token};
+
+/// How much longer a delegation lasts than the last lease that it was extended for, in milliseconds. A busy key needs a
+/// write every one to two seconds.
+pub const EXTRA_MS: u32 = 2_000;
+/// How often a key is granted here while another proxy waits for it.
+const PASSES: u32 = record::TURN_AFTER;
+/// How long a key is granted here while another proxy waits for it, in microseconds.
+pub const PASSING_US: u64 = 5_000;
+/// How long an unused key stays delegated, in microseconds.
+const IDLE_US: u64 = 2_000_000;
+
+/// A delegated key.
+#[derive(Debug)]
+pub struct Held {
+    key: Key,
+    nonce: u64,
+    rules: Box<str>,
+    /// Its times are by this proxy's own clock, which is never set.
+    record: Record,
+    last_token: Token,
+    /// How many tokens it had at first, and gets when they are used up.
+    block: u64,
+    /// Until when no other proxy grants the key.
+    until: Instant,
+    /// The membership of this proxy in which it got the key.
+    pub life: u64,
+    used_at: Instant,
+    wanted: Option<Wanted>,
+}
+
+/// Another proxy waits for the key.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    since: Instant,
+    passes: u32,
+}
+
+/// What becomes of a group of operations.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The outcomes, one for each operation.
+    Done(Vec<Outcome>),
+    /// The delegation has to be extended first.
+    Extend(Extend),
+    /// The store has to decide.
+    GoBack,
+    /// The delegation has ended.
+    Over,
+}
+
+impl Held {
+    /// A key that was delegated. `asked_at`, `answered_at`: this proxy's clock before and after the store was asked.
+    /// `now`: the store's clock at its decision.
+    pub fn new(
+        (key, nonce, rules): (Key, u64, Box<str>),
+        delegated: &Delegated,
+        now: ServerTime,
+        (asked_at, answered_at): (Instant, Instant),
+        life: u64,
+    ) -> Held {
+        // Leases count from the later moment, so that none ends early for others. The delegation counts from the earlier
+        // one.
+        let own = by_own_clock(answered_at);
+        Held {
+            key,
+            nonce,
+            rules,
+            record: on_another_clock(&delegated.record, now, own, own),
+            last_token: delegated.last_token,
+            block: delegated.last_token.0.saturating_sub(delegated.record.token.0),
+            until: asked_at.plus_us(delegated.left_us),
+            life,
+            used_at: answered_at,
+            wanted: None,
+        }
+    }
+
+    /// Decides a group, all of it or nothing.
+    pub fn decide(&mut self, group: &[Op], now: Instant, bounds: &Bounds) -> Decision {
+        if self.is_over(now) {
+            return Decision::Over;
+        }
+        if !group.iter().all(|op| self.is_local(op, bounds)) {
+            return Decision::GoBack;
+        }
+        let env = env(now);
+        let mut records = Records::default();
+        records.insert(self.key.clone(), Some(self.record.clone()));
+        let mut outcomes = Vec::with_capacity(group.len());
+        for op in group {
+            outcomes.push(match op {
+                // The other proxies that wait are noted in the store, and tell this proxy.
+                Op::GlobalQueue { .. } => Outcome::GlobalQueue { next_waiter: None },
+                op => record::apply(&mut records, op, &env),
+            });
+        }
+        let Some(record) = records.take(&self.key) else { return Decision::GoBack };
+        if let Some(extend) = self.lacks(&record, now) {
+            return Decision::Extend(extend);
+        }
+        let is_new = |outcome: &&Outcome| matches!(outcome, Outcome::Granted(grant) if !grant.repeated);
+        let grants = outcomes.iter().filter(is_new).count() as u32;
+        if let Some(wanted) = &mut self.wanted {
+            wanted.passes += grants;
+        }
+        self.record = record;
+        self.used_at = now;
+        Decision::Done(outcomes)
+    }
+
+    /// Whether the operation can be decided here.
+    fn is_local(&self, op: &Op, bounds: &Bounds) -> bool {
+        match op {
+            Op::Acquire(claim) | Op::Rejoin(claim) => {
+                claim.delegable.as_ref().is_some_and(|delegable| *delegable.rules == *self.rules)
+                    && can_be_delegated(claim, bounds)
+            }
+            Op::Renew { lease, ttl_ms } => {
+                let own = |holder: &&Holder| holder.nonce == lease.nonce;
+                let holder = self.record.holders.iter().find(own);
+                let ttl_ms = ttl_ms.or_else(|| holder.map(|holder| holder.ttl_ms)).unwrap_or_default();
+                let delay_ms = holder.map_or(0, |holder| holder.delay_ms);
+                lease.keys.len() == 1 && fits(ttl_ms.saturating_add(delay_ms), bounds)
+            }
+            Op::Raise { lease, tokens } => lease.keys.len() == 1 && tokens.is_none(),
+            Op::Release(Release { lease, outcome, .. }) => lease.keys.len() == 1 && outcome.is_none(),
+            Op::Abandon { keys, .. } => keys.len() == 1,
+            Op::GlobalQueue { change, .. } => {
+                matches!(change, GlobalQueueChange::Look | GlobalQueueChange::Leave { ticket: None, .. })
+            }
+            _ => false,
+        }
+    }
+
+    /// The extension without which this record would outlast the delegation, or its tokens.
+    fn lacks(&self, record: &Record, now: Instant) -> Option<Extend> {
+        let fits = ends(record) <= by_own_clock(self.until) && record.token <= self.last_token;
+        (!fits).then(|| self.extension(record, now))
+    }
+
+    fn extension(&self, record: &Record, now: Instant) -> Extend {
+        let left_ms = ends(record).us_since(by_own_clock(now)).div_ceil(1_000);
+        let ttl_ms = u32::try_from(left_ms).unwrap_or(u32::MAX).saturating_add(EXTRA_MS);
+        let used_up = record.token.0 + self.block / 2 > self.last_token.0;
+        let last_token = if used_up { Token(record.token.0 + self.block) } else { self.last_token };
+        Extend { key: self.key.clone(), nonce: self.nonce, ttl_ms, last_token }
+    }
+
+    /// The extension that a key in use needs soon.
+    pub fn due(&self, now: Instant) -> Option<Extend> {
+        let is_used = now.us_since(self.used_at) < IDLE_US;
+        let is_near = by_own_clock(self.until).us_since(ends(&self.record)) < u64::from(EXTRA_MS) * 500;
+        let is_short = self.record.token.0 + self.block / 4 > self.last_token.0;
+        (is_used && (is_near || is_short)).then(|| self.extension(&self.record, now))
+    }
+
+    /// Notes an extension that the store has confirmed.
+    pub fn extended(&mut self, asked: &Extend, asked_at: Instant, left_us: u64) {
+        self.until = self.until.max(asked_at.plus_us(left_us));
+        self.last_token = self.last_token.max(asked.last_token);
+    }
+
+    /// Another proxy waits for the key.
+    pub fn want(&mut self, now: Instant) {
+        self.wanted.get_or_insert(Wanted { since: now, passes: 0 });
+    }
+
+    /// Whether the key should go back to the store.
+    pub fn is_due_back(&self, now: Instant) -> bool {
+        let is_idle = self.record.until() <= by_own_clock(now);
+        match &self.wanted {
+            Some(wanted) => is_idle || wanted.passes >= PASSES || now.us_since(wanted.since) >= PASSING_US,
+            None => is_idle && now.us_since(self.used_at) >= IDLE_US,
+        }
+    }
+
+    /// Whether other proxies may grant the key by now.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+
+    /// The operation that puts the record back.
+    pub fn restore(&self, now: Instant) -> Restore {
+        Restore {
+            key: self.key.clone(),
+            nonce: self.nonce,
+            record: self.record.clone(),
+            at: by_own_clock(now),
+            passed: self.wanted.map_or(0, |wanted| wanted.passes),
+        }
+    }
+
+    /// The nonce of the delegation.
+    pub fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// The record at `now`, by the store's clock, which shows `at`.
+    pub fn record(&self, now: Instant, at: ServerTime) -> Record {
+        on_another_clock(&self.record, by_own_clock(now), at, at)
+    }
+
+    /// The running leases.
+    pub fn leases(&self, now: Instant) -> impl Iterator<Item = u64> {
+        let running = move |holder: &&Holder| holder.until > by_own_clock(now);
+        self.record.holders.iter().filter(running).map(|holder| holder.nonce)
+    }
+}
+
+/// Whether the key of the claim may be delegated, as far as the claim says.
+pub fn can_be_delegated(claim: &Claim, bounds: &Bounds) -> bool {
+    let blocks_ms = claim.ttl_ms.saturating_add(claim.delay_ms).max(claim.at_least_ms);
+    claim.keys.len() == 1
+        && !claim.any
+        && claim.global.is_none()
+        && claim.keep_ms.is_none()
+        && fits(blocks_ms, bounds)
+}
+
+/// Whether a delegation can last so much longer than a lease as it has to. A fail-over waits for the longest lease, and the
+/// longer a delegation lasts, the more this proxy has to allow for the speed of its clock.
+fn fits(ttl_ms: u32, bounds: &Bounds) -> bool {
+    let drift_ms = u64::from(ttl_ms) * u64::from(bounds.drift_per_mille) / 1_000;
+    ttl_ms.saturating_add(EXTRA_MS) <= bounds.longest_ms && drift_ms <= u64::from(EXTRA_MS) / 4
+}
+
+/// When nothing of the record blocks the key any more.
+fn ends(record: &Record) -> ServerTime {
+    record
+        .holders
+        .iter()
+        .map(|holder| holder.until.plus_ms(holder.delay_ms).max(holder.at_least_until))
+        .fold(record.not_before, ServerTime::max)
+}
+
+/// The records in memory have times by this proxy's own clock.
+fn by_own_clock(own: Instant) -> ServerTime {
+    ServerTime(own.0)
+}
+
+fn env(now: Instant) -> Env {
+    Env {
+        now: by_own_clock(now),
+        floor: Token::default(),
+        renamed: Token::default(),
+        others: Token::default(),
+        grants_from: ServerTime(0),
+        takeover: true,
+        longest_us: u64::MAX,
+        set_back_us: 0,
+        steady: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::record::Grant;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn key() -> Key {
+        Key::new("k").expect("a key")
+    }
+
+    fn at(s: u64) -> Instant {
+        Instant(s * SECOND)
+    }
+
+    /// A delegation of 3 s, for which the store was asked at 10 s, and which it confirmed at 11 s.
+    fn held() -> Held {
+        let grant = Grant {
+            nonce: 1,
+            chosen: None,
+            tokens: vec![Token(1)],
+            left_us: SECOND,
+            levels: 1,
+            repeated: false,
+        };
+        let delegated = Delegated {
+            grant,
+            record: Record { token: Token(1), ..Record::default() },
+            last_token: Token(9),
+            left_us: 3 * SECOND,
+            is_wanted: false,
+        };
+        Held::new((key(), 7, "p@1".into()), &delegated, ServerTime(99), (at(10), at(11)), 0)
+    }
+
+    #[test]
+    fn a_delegation_counts_from_the_question_to_the_store() {
+        let mut held = held();
+        assert!(!held.is_over(Instant(at(13).0 - 1)) && held.is_over(at(13)));
+        let asked = Extend { key: key(), nonce: 7, ttl_ms: 5_000, last_token: Token(20) };
+        held.extended(&asked, at(12), 5 * SECOND);
+        assert!(!held.is_over(Instant(at(17).0 - 1)) && held.is_over(at(17)));
+        held.extended(&asked, at(11), SECOND);
+        assert!(!held.is_over(Instant(at(17).0 - 1)), "an answer that comes late does not shorten it");
+    }
+}
