@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::{paths, servers, steps, wasm};
 
-/// Measures the proxy against the same SQL run directly, and against nginx, in one run on one server.
+/// Measures the proxy against the same SQL run directly, against nginx and against Redis, in one run on one server.
 ///
 /// Prints a table and writes target/bench/side_by_side.json. Takes about two minutes once built.
 #[derive(clap::Args)]
@@ -31,24 +31,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut bench = steps::cargo(&["bench", "--package", "lockkeeper", "--bench", "side_by_side", "--"]);
     bench.arg("--out").arg(out.join("side_by_side.json"));
     bench.args(args.check.then_some("--check")).args(args.quick.then_some("--quick"));
-    // Nothing else is compared with it, so it is not fetched for anything else.
-    let guarded = args.only.as_deref().is_none_or(|only| "guard".contains(only));
-    if let Some(nginx) = guarded.then(nginx).flatten() {
-        bench.arg("--nginx").arg(nginx);
+    // Each is compared with one kind of measurement, and fetched for nothing else.
+    for (kind, option, measurement) in
+        [(servers::Kind::Nginx, "--nginx", "guard"), (servers::Kind::Redis, "--redis", "delegated")]
+    {
+        let is_measured = args.only.as_deref().is_none_or(|only| measurement.contains(only));
+        if let Some(program) = is_measured.then(|| peer(kind)).flatten() {
+            bench.arg(option).arg(program);
+        }
     }
     bench.args(&args.only);
     Ok(ExitCode::from(steps::code(steps::status(&mut bench)?)))
 }
 
-/// nginx, which guarded routes are compared with; without it, the bench leaves that comparison out.
-fn nginx() -> Option<PathBuf> {
-    if let Some(program) = paths::find_program(servers::Kind::Nginx.daemon()) {
+/// A program that the proxy is compared with; without it, the bench leaves that comparison out.
+fn peer(kind: servers::Kind) -> Option<PathBuf> {
+    if let Some(program) = paths::find_program(kind.daemon()) {
         return Some(program);
     }
-    match servers::ensure(servers::Kind::Nginx, false) {
+    match servers::ensure(kind, false) {
         Ok(program) => Some(program),
         Err(error) => {
-            eprintln!("nginx will not be measured: {error:#}");
+            eprintln!("{} will not be measured: {error:#}", kind.name());
             None
         }
     }

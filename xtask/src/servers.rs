@@ -1,5 +1,5 @@
 //! `cargo xtask servers`: the real MySQL and MariaDB, without root and without touching the system; for the
-//! bench, nginx in the same way.
+//! bench, nginx and Redis in the same way.
 //!
 //! apt fetches the packages with a private state folder (so the machine's own is neither read nor
 //! written, and signatures are checked as ever), `dpkg-deb` unpacks them into a folder, and a small
@@ -55,6 +55,9 @@ pub enum Kind {
     /// What the bench compares guarded routes with; nothing else needs it.
     #[value(skip)]
     Nginx,
+    /// What the bench compares delegated keys with; nothing else needs it.
+    #[value(skip)]
+    Redis,
 }
 
 impl Kind {
@@ -66,6 +69,7 @@ impl Kind {
             Kind::Galera => "galera",
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
+            Kind::Redis => "redis",
         }
     }
 
@@ -76,6 +80,7 @@ impl Kind {
             Kind::Mariadb | Kind::MariadbNext | Kind::Galera => "MariaDB",
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
+            Kind::Redis => "Redis",
         }
     }
 
@@ -86,6 +91,7 @@ impl Kind {
             Kind::Mariadb | Kind::MariadbNext | Kind::Galera => "mariadbd",
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
+            Kind::Redis => "redis-server",
         }
     }
 
@@ -101,6 +107,7 @@ impl Kind {
             Kind::Galera => &["mariadb-server-core", "mariadb-client-core", "galera-4"],
             Kind::Faketime => &["faketime"],
             Kind::Nginx => &["nginx"],
+            Kind::Redis => &["redis-server"],
         }
     }
 
@@ -203,7 +210,7 @@ fn version_of(program: &Path, option: &str) -> Result<String> {
     }
     // nginx says it where other programs complain.
     let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    let after = ["Ver ", "nginx/", "Version "].into_iter().find_map(|name| text.split(name).nth(1));
+    let after = ["Ver ", "nginx/", "Version ", " v="].into_iter().find_map(|name| text.split(name).nth(1));
     let version = after.and_then(|rest| rest.split_whitespace().next());
     Ok(version.unwrap_or("unknown version").to_owned())
 }
@@ -223,6 +230,7 @@ fn advice(kind: Kind) -> String {
         Kind::Galera => "Install `mariadb-server` and `galera-4` with this machine's package manager.".into(),
         Kind::Faketime => "Install `faketime` with this machine's package manager.".into(),
         Kind::Nginx => "Install `nginx` with this machine's package manager.".into(),
+        Kind::Redis => "Install `redis-server` with this machine's package manager.".into(),
     };
     format!("cannot get {}. {instead}\nWhy it cannot be fetched", kind.daemon())
 }

@@ -278,7 +278,12 @@ impl Crowd {
     }
 }
 
-async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: Duration) -> Result<Served> {
+pub async fn queue_up(
+    mut client: Client,
+    request: Vec<u8>,
+    began: Instant,
+    length: Duration,
+) -> Result<Served> {
     let (mut grants, mut waits) = (0, Vec::new());
     while began.elapsed() < length {
         let asked = Instant::now();
@@ -294,7 +299,7 @@ async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: 
 }
 
 /// The number of grants, and the waits.
-type Served = (usize, Vec<Duration>);
+pub type Served = (usize, Vec<Duration>);
 
 async fn direct_round(world: &World, length: Duration) -> Result<Served> {
     let mut clients = Vec::new();
@@ -327,7 +332,7 @@ async fn direct_round(world: &World, length: Duration) -> Result<Served> {
     served(tasks).await
 }
 
-async fn served(mut tasks: JoinSet<Result<Served>>) -> Result<Served> {
+pub async fn served(mut tasks: JoinSet<Result<Served>>) -> Result<Served> {
     let mut all = (0, Vec::new());
     while let Some(done) = tasks.join_next().await {
         let (grants, waits) = done??;

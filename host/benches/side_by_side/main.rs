@@ -1,4 +1,5 @@
-//! Compares the proxy with the same SQL run directly, and its guarded routes with nginx: in one run, on one server,
+//! Compares the proxy with the same SQL run directly, its guarded routes with nginx, and its delegated keys
+//! with Redis: in one run, on one server,
 //! with full durability.
 //!
 //! The two sides alternate in short rounds, so that a disturbance of the machine affects both. The load comes from
@@ -16,12 +17,14 @@ mod contended;
 mod crowd;
 mod cycles;
 mod decision;
+mod delegated;
 mod direct;
 mod guard;
 mod http;
 mod machine;
 mod nginx;
 mod once;
+mod redis;
 mod report;
 mod rounds;
 mod single;
@@ -52,6 +55,9 @@ struct Args {
     /// The nginx program to compare guarded routes with; without it, this comparison is skipped
     #[arg(long, value_name = "FILE")]
     nginx: Option<PathBuf>,
+    /// The redis-server program to compare delegated keys with; without it, this comparison is skipped
+    #[arg(long, value_name = "FILE")]
+    redis: Option<PathBuf>,
     /// Serve as the application behind the guarded routes, until standard input ends
     #[arg(long, hide = true)]
     upstream: bool,
@@ -119,6 +125,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("fleet") {
         contended::fleet(world, args.quick, report).await.context("fleet")?;
+    }
+    if wanted("delegated") {
+        delegated::measure(world, args.redis.as_deref(), args.quick, report).await.context("delegated")?;
     }
     if wanted("advisory") {
         advisory::measure(world, args.quick, report).await.context("advisory")?;

@@ -109,6 +109,10 @@ wait_ms = 60000
 path = "builtin:default"
 [policies.advisory.settings]
 primitive = "advisory"
+[policies.delegated]
+path = "builtin:default"
+[policies.delegated.settings]
+delegate = "always"
 [policies.global]
 path = "builtin:default"
 [policies.global.settings]
@@ -116,6 +120,9 @@ global_order = true
 [[routes]]
 resource = "advisory/*"
 policy = "advisory"
+[[routes]]
+resource = "delegated/*"
+policy = "delegated"
 [[routes]]
 resource = "global/*"
 policy = "global"

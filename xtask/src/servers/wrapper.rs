@@ -26,6 +26,7 @@ pub fn write(home: &Path, kind: Kind) -> Result<()> {
         Kind::Mariadb | Kind::MariadbNext | Kind::Galera => plain("mariadb", "usr/bin/mariadb")?,
         Kind::Faketime => return plain("faketime", "usr/bin/faketime"),
         Kind::Nginx => return plain("nginx", "usr/sbin/nginx"),
+        Kind::Redis => return plain("redis-server", "usr/bin/redis-server"),
     }
     executable(&bin.join(kind.daemon()), &database(&root, &launch, kind.daemon())?)
 }
