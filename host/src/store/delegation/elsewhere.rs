@@ -83,7 +83,7 @@ impl Shared {
             let Some(awaited) = awaited else { return Ok(reply) };
             // A delegation of this proxy that it does not know any more takes the key until it ends.
             if is_lost || clock::now().plus_us(pause.as_micros() as u64) >= deadline {
-                return Ok(given_up(&ops, reply, is_lost));
+                return given_up(&ops, reply, is_lost);
             }
             if !is_here {
                 self.until_notified(&awaited, pause).await;
@@ -160,8 +160,18 @@ impl Shared {
     }
 }
 
-/// The answer if another proxy did not give a key back in time.
-fn given_up(ops: &[Op], mut reply: Reply, is_lost: bool) -> Reply {
+/// The answer if another proxy did not give a key back in time. Whether a claim has its lease already is not known then.
+fn given_up(ops: &[Op], mut reply: Reply, is_lost: bool) -> Result<Reply, StoreError> {
+    let is_unknown = |op: &Op| match op {
+        Op::Rejoin(_) => true,
+        Op::Acquire(claim) => claim.may_have_its_lease(),
+        _ => false,
+    };
+    let mut left = ops.iter().zip(&reply.outcomes);
+    if left.any(|(op, outcome)| matches!(outcome, Outcome::Elsewhere { .. }) && is_unknown(op)) {
+        let why = "another proxy decides about the key in its memory, and does not answer";
+        return Err(StoreError::Unavailable { why: why.to_owned() });
+    }
     for (op, outcome) in ops.iter().zip(&mut reply.outcomes) {
         let Outcome::Elsewhere { key, proxy } = outcome else { continue };
         *outcome = match op {
@@ -172,11 +182,10 @@ fn given_up(ops: &[Op], mut reply: Reply, is_lost: bool) -> Reply {
                 next_waiter: Some(NextWaiter { proxy: proxy.clone(), ticket: None }),
                 joined: None,
             }),
-            Op::Rejoin(_) => Outcome::Absent,
             Op::Abandon { .. } if is_lost => Outcome::Abandoned,
             Op::Renew { .. } | Op::Raise { .. } | Op::Release(_) if is_lost => Outcome::Lost,
             _ => Outcome::Unknown,
         };
     }
-    reply
+    Ok(reply)
 }
