@@ -80,9 +80,10 @@ pub(super) fn delegate(records: &mut Records, asked: &Delegate, env: &Env) -> Ou
     let is_wanted = global_queue::is_wanted(record, &claim.proxy, env);
     let copy = Record { wanted: Vec::new(), ..record.clone() };
     let delegation = holder(asked, record.token, ends, env);
-    record.token = Token(record.token.0.saturating_add(asked.tokens));
+    let last_token = Token(record.token.0.saturating_add(asked.tokens));
+    record.token = last_token;
     record.holders.push(delegation.clone());
-    delegated(grant, copy, &delegation, (record.token, is_wanted), env)
+    delegated(grant, copy, &delegation, (last_token, is_wanted), env)
 }
 
 fn delegated(

@@ -245,6 +245,21 @@ async fn a_membership_that_has_ended_takes_the_delegated_keys_with_it() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_may_not_grant_decides_about_no_key() {
+    let (memory, proxies) = (memory(), Proxies::default());
+    let may_grant = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let seen = may_grant.clone();
+    let member = move || Life { number: 1, may_grant: seen.load(std::sync::atomic::Ordering::SeqCst) };
+    let store = proxies.member("one", &memory, Box::new(member));
+    let mine = claim("k", "a", "one");
+    release(&*store, lease(&mine, &granted(&*store, &mine).await)).await;
+    assert!(is_delegated(&store, &mine.keys[0]));
+    may_grant.store(false, std::sync::atomic::Ordering::SeqCst);
+    granted(&*store, &claim("k", "b", "one")).await;
+    assert!(!is_delegated(&store, &mine.keys[0]));
+}
+
+#[tokio::test]
 async fn a_suspended_proxy_has_put_all_leases_into_the_store() {
     let memory = memory();
     let store = Proxies::default().start("one", &memory);
