@@ -244,7 +244,7 @@ impl Options {
                 _ => Fault::CutOff { proxy: 0, ms: away_ms },
             };
             faults.push(Planned { at_ms: at, fault });
-            at_ms = at + away_ms + random.random_range(500..2_000);
+            at_ms = at + away_ms + random.random_range(500..5_000);
         }
         Options {
             policies: vec!["lease"],
@@ -255,11 +255,11 @@ impl Options {
             in_order: false,
             work_ms: 5,
             // Either many tokens are used up in a delegation, or many leases last until their end.
-            forgets_per_mille: *[20, 300].choose(random).unwrap_or(&20),
+            forgets_per_mille: *[0, 300].choose(random).unwrap_or(&0),
             long_holds_percent: 0,
             longest_ttl_ms: SHORT_MS,
-            // No other proxy asks for the keys, or some do.
-            to_the_first_percent: *[80, 100].choose(random).unwrap_or(&80),
+            // If no other proxy asks for the keys, they stay delegated.
+            to_the_first_percent: *[80, 97, 100].choose(random).unwrap_or(&97),
             second: None,
             second_ahead_ms: 0,
             packet_faults_per_mille: 0,
