@@ -61,6 +61,9 @@ pub struct Options {
     pub authenticates: bool,
     /// When keys are delegated to proxies: `never`, `contended` or `always`.
     pub delegate: &'static str,
+    /// Whether the proxies allow leases that are as long as the longest delegation needs. Otherwise a key goes back for each
+    /// lease that is nearly as long as the limit.
+    pub delegates_long_leases: bool,
     /// The share of calls that go to the first proxy, in percent. The others go to any proxy.
     pub to_the_first_percent: u32,
     /// Whether the report includes the whole history.
@@ -81,6 +84,8 @@ pub enum Second {
 
 /// The usual limit of leases. It is short, so that many leases expire in a run.
 const SHORT_MS: u32 = 3_000;
+/// How much longer than requested the leases of policies may be.
+pub const LONGER_MS: u32 = 1_000;
 /// The longest delay of tasks on a proxy with little to do.
 const PROMPT_MS: u32 = 4;
 /// The limit of leases in some runs. Leases that nobody knows of are noticed if they would last long.
@@ -183,6 +188,7 @@ impl Options {
             tells_all: false,
             authenticates: false,
             delegate: "never",
+            delegates_long_leases: false,
             to_the_first_percent: 0,
         };
         let options = if random.random_bool(0.12) { options.focus(&mut random) } else { options };
@@ -199,6 +205,7 @@ impl Options {
         let delegate = *["never", "never", "contended", "always"].choose(&mut random).unwrap_or(&"never");
         if delegate != "never" && random.random_bool(0.6) {
             options = options.with_few_delegated_keys(&mut random);
+            options.delegates_long_leases = random.random_bool(0.7);
         }
         options.delegate(delegate);
         options
@@ -266,6 +273,11 @@ impl Options {
     /// The ttl of a guarded request's lease, in milliseconds.
     pub fn guarded_ttl_ms(&self) -> u32 {
         if self.has_long_leases() { LONG_MS } else { 2_000 }
+    }
+
+    /// The longest lease that the proxies allow, in milliseconds. A delegation lasts 2 s longer than its leases.
+    pub fn limit_ms(&self) -> u32 {
+        self.longest_ttl_ms + LONGER_MS + if self.delegates_long_leases { 2_000 } else { 0 }
     }
 
     /// The number of servers: the store's server, and the servers of the quorum if clients use it. The second server
@@ -362,6 +374,9 @@ impl fmt::Display for Options {
         }
         if self.delegate != "never" {
             writeln!(f, "keys are delegated: {}", self.delegate)?;
+        }
+        if self.delegates_long_leases {
+            writeln!(f, "proxies allow leases of up to {} ms", self.limit_ms())?;
         }
         if self.to_the_first_percent > 0 {
             writeln!(f, "{} % of the calls go to the first proxy", self.to_the_first_percent)?;

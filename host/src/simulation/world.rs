@@ -181,8 +181,6 @@ impl Shared {
 
 /// The time-out of the proxies' calls to the store.
 pub const TIMEOUT_MS: u32 = 5_000;
-/// How much longer than requested the leases of policies may be.
-pub const LONGER_MS: u32 = 1_000;
 
 /// How long a quorum operation whose majority is undecided waits for the remaining members.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
@@ -240,7 +238,7 @@ impl World {
 
     fn parts(&self, index: usize, process: Arc<Process>) -> Proxy {
         let config = store_config();
-        let limits = Limits { max_ttl_ms: self.options.longest_ttl_ms + LONGER_MS, ..Limits::default() };
+        let limits = Limits { max_ttl_ms: self.options.limit_ms(), ..Limits::default() };
         let metrics = Metrics::default();
         let route = |servers| Route { from: index, servers, network: self.networks[index].clone() }.named();
         let open = |(n, server): (usize, &Arc<Server>)| {
