@@ -198,8 +198,10 @@ impl Options {
     /// A proxy is killed that has granted long leases from its memory. While they last, the policy renames its keys.
     fn with_a_killed_owner(self, random: &mut StdRng) -> Options {
         let (policy, killed, by) = ("lease", 0, 1);
-        let killed_ms = random.random_range(2_000..8_000);
-        let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
+        let killed_ms = random.random_range(1_500..6_000);
+        // With few stripes, one lease keeps most resources from being granted.
+        let stripes = *[1, 1_000].choose(random).unwrap_or(&1);
+        let settings = Settings { stripes, ..Settings::of(policy) };
         let planned = |at_ms, fault| Planned { at_ms, fault };
         Options {
             policies: vec![policy],
@@ -210,11 +212,11 @@ impl Options {
             keep_names: false,
             in_order: false,
             forgets_per_mille: 300,
-            longest_ttl_ms: 30_000,
+            longest_ttl_ms: 40_000,
             to_the_first_percent: 80,
             second: None,
             second_ahead_ms: 0,
-            lasts: Duration::from_secs(35),
+            lasts: Duration::from_secs(45),
             faults: vec![
                 planned(killed_ms, Fault::Kill { proxy: killed, down_ms: 60_000 }),
                 planned(
