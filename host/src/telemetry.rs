@@ -24,7 +24,7 @@ mod text;
 mod troubles;
 
 pub use logs::init_logs;
-pub use policies::CallTimes;
+pub use policies::{CachedPlans, CallTimes};
 pub use text::to_prometheus;
 pub use troubles::Subject;
 

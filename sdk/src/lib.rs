@@ -123,6 +123,7 @@ pub mod bindings {
     pub mod backoff;
     pub mod fairness;
     pub mod naming;
+    pub mod reads;
     pub mod renewal;
     pub mod response;
     pub mod settings;
@@ -133,6 +134,7 @@ mod hooks {
     pub mod backoff;
     pub mod fairness;
     pub mod naming;
+    pub mod reads;
     pub mod renewal;
     pub mod response;
     pub mod settings;
@@ -169,6 +171,11 @@ pub mod response {
     pub use crate::hooks::response::{Answer, Contention};
 }
 
+/// `reads`: lists what [`Policy::plan`] reads.
+pub mod reads {
+    pub use crate::hooks::reads::Part;
+}
+
 /// The default decisions for hooks that a policy leaves out, for policies that want to change only some of them.
 pub mod builtin {
     pub use crate::hooks::{backoff::contended, fairness::choose, renewal::renewal_due, response::response};
@@ -196,6 +203,13 @@ pub trait Policy {
     /// Turns a request into a plan, or refuses it.
     fn plan(settings: &Self::Settings, request: &Request) -> Result<Plan, Refusal>;
 
+    /// Lists the parts of a request that [`Policy::plan`] reads with these settings. Then the proxy gives `plan` only these
+    /// parts, and answers requests with the same parts from memory. A part that is missing from the list is empty in each
+    /// request, so a key cannot depend on it.
+    fn plan_reads(_settings: &Self::Settings) -> Vec<reads::Part> {
+        reads::Part::all()
+    }
+
     /// Chooses the next waiter: returns an index into `queue.waiters`, which is never empty.
     fn choose(_settings: &Self::Settings, queue: &fairness::Queue) -> u32 {
         builtin::choose(queue)
@@ -222,7 +236,7 @@ pub trait Policy {
 }
 
 /// Makes the crate a policy. `export!(MyPolicy)` exports `plan` and the settings. Name further hooks after the type,
-/// any of these: `export!(MyPolicy, fairness, backoff, renewal, response)`.
+/// any of these: `export!(MyPolicy, fairness, backoff, renewal, response, reads)`.
 ///
 /// Outside WebAssembly the macro expands to nothing, so tests run natively.
 #[macro_export]
@@ -258,9 +272,12 @@ macro_rules! __export_hook {
     ($policy:ident response) => {
         $crate::bindings::response::export!($policy with_types_in $crate::bindings::response);
     };
+    ($policy:ident reads) => {
+        $crate::bindings::reads::export!($policy with_types_in $crate::bindings::reads);
+    };
     ($policy:ident $other:ident) => {
         compile_error!(concat!(
-            "`", stringify!($other), "` is no hook; there are fairness, backoff, renewal and response"
+            "`", stringify!($other), "` is no hook; there are fairness, backoff, renewal, response and reads"
         ));
     };
 }

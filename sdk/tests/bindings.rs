@@ -27,7 +27,7 @@ fn generated(wit: &Path, hook: &str) -> String {
     if hook != "settings" {
         options.additional_derive_attributes = vec!["PartialEq".to_owned()];
     }
-    if !matches!(hook, "naming" | "settings") {
+    if !matches!(hook, "naming" | "reads" | "settings") {
         let types = WithOption::Path("crate::bindings::naming::lockkeeper::policy::types".to_owned());
         options.with = vec![("lockkeeper:policy/types@0.1.0".to_owned(), types)];
     }

@@ -9,7 +9,9 @@ mod generated {
     wasmtime::component::bindgen!({ path: "../sdk/wit", world: "policy" });
 }
 
-pub(super) use generated::exports::lockkeeper::policy::{backoff, fairness, naming, renewal, response};
+pub(super) use generated::exports::lockkeeper::policy::{
+    backoff, fairness, naming, reads, renewal, response,
+};
 pub(super) use generated::lockkeeper::policy::types;
 
 pub(super) fn mode(from: lock::Mode) -> types::Mode {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::hooks::reads::Reads;
 use super::module::Module;
 use super::{Engine, Fault, Generation, Hook, Rejection, hooks};
 use crate::config::Limits;
@@ -28,6 +29,7 @@ pub(super) struct Checked {
     pub(super) module: Arc<Module>,
     /// The result of `configure` for the settings.
     pub(super) settings: Vec<u8>,
+    pub(super) reads: Reads,
     pub(super) notes: Vec<String>,
 }
 
@@ -83,9 +85,10 @@ pub(super) fn module_with_settings(
     limits: &Limits,
 ) -> Result<Checked, Rejection> {
     let settings = hooks::settings::configure(&module, settings)?;
+    let reads = Reads::of(&module, &settings)?;
     let key = Key::new("trial/1").unwrap_or_else(|| unreachable!("it is a key"));
-    let notes = Trial { module: &module, settings: &settings, limits, key }.run()?;
-    Ok(Checked { module, settings, notes })
+    let notes = Trial { module: &module, settings: &settings, reads: &reads, limits, key }.run()?;
+    Ok(Checked { module, settings, reads, notes })
 }
 
 pub(super) fn exported(module: &Module) -> Vec<&'static str> {
@@ -96,6 +99,7 @@ pub(super) fn exported(module: &Module) -> Vec<&'static str> {
 pub(super) struct Trial<'a> {
     pub(super) module: &'a Module,
     pub(super) settings: &'a [u8],
+    pub(super) reads: &'a Reads,
     pub(super) limits: &'a Limits,
     /// The key of the trial requests.
     pub(super) key: Key,

@@ -8,12 +8,14 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::check::{self, Checked};
+use super::hooks::naming::PlanCache;
+use super::hooks::reads::Reads;
 use super::module::Module;
 use super::{Digest, Fault, FaultKind, Hook};
 use crate::clock;
 use crate::config::Limits;
 use crate::mutex::Mutex;
-use crate::telemetry::{CallTimes, Metrics};
+use crate::telemetry::{CachedPlans, CallTimes, Metrics};
 
 /// After a call that took longer than this, calls run outside the runtime's workers until the policy is fast again.
 const SLOW_US: u64 = 1_000;
@@ -31,6 +33,11 @@ pub struct Generation {
     table: Map<String, Value>,
     pub(super) module: Arc<Module>,
     pub(super) settings: Vec<u8>,
+    pub(super) reads: Reads,
+    /// If requests that are the same to the policy can come again.
+    pub(super) plans: Option<PlanCache>,
+    /// Counts the plans from the cache.
+    pub(super) cached: CachedPlans,
     pub(super) limits: Limits,
     metrics: Metrics,
     /// The times of the calls, at the indexes of their hooks.
@@ -58,6 +65,9 @@ impl Generation {
             module: checked.module,
             settings: checked.settings,
             limits,
+            plans: checked.reads.repeat().then(PlanCache::new),
+            reads: checked.reads,
+            cached: metrics.policies.cached(name),
             calls: Hook::ALL.map(|hook| metrics.policies.calls(name, hook.as_str())),
             metrics,
         }

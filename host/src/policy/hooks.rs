@@ -8,6 +8,7 @@
 pub(super) mod backoff;
 pub(super) mod fairness;
 pub(super) mod naming;
+pub(super) mod reads;
 pub(super) mod renewal;
 pub(super) mod response;
 pub(super) mod settings;
@@ -33,6 +34,8 @@ pub enum Hook {
     Response,
     /// `settings.configure`: checks the settings when the policy is loaded.
     Configure,
+    /// `reads.plan-reads`: lists what `plan` reads of a request.
+    Reads,
 }
 
 /// A row of the list of hooks.
@@ -49,8 +52,8 @@ pub(super) struct Definition {
 }
 
 /// A row is at the index of its hook.
-static HOOKS: [Definition; 6] =
-    [naming::HOOK, fairness::HOOK, backoff::HOOK, renewal::HOOK, response::HOOK, settings::HOOK];
+static HOOKS: [Definition; 7] =
+    [naming::HOOK, fairness::HOOK, backoff::HOOK, renewal::HOOK, response::HOOK, settings::HOOK, reads::HOOK];
 
 impl Hook {
     /// All hooks.

@@ -166,6 +166,22 @@ pub enum Rejection {
     #[serde(skip)]
     #[error("`configure` failed: {0}; the policy must return an error instead")]
     Configure(Fault),
+    /// The call of `plan-reads` failed.
+    #[serde(skip)]
+    #[error("`plan-reads` failed: {0}; it must list the parts of a request that `plan` reads")]
+    Reads(Fault),
+    /// The plan of a trial request depends on a part that `plan-reads` does not list.
+    #[serde(skip)]
+    #[error(
+        "the plan of a trial request ({trial}) depends on a part of the request that `plan-reads` does not list: add {part} to the list"
+    )]
+    Unlisted {
+        /// What the trial request is.
+        #[serde(skip)]
+        trial: &'static str,
+        /// The part, by its name in the WIT package.
+        part: String,
+    },
     /// The policy failed on a trial request.
     #[serde(skip)]
     #[error("the policy failed a trial request ({trial}): {fault}; try it natively with `cargo test`")]
@@ -212,6 +228,7 @@ impl Rejection {
             Rejection::TooMuchMemory { .. } | Rejection::Memories { .. } => "too_much_memory",
             Rejection::Settings { .. } | Rejection::NoSettings => "settings",
             Rejection::Configure(_) => "configure",
+            Rejection::Reads(_) | Rejection::Unlisted { .. } => "reads",
             Rejection::SelfTest { .. } => "self_test",
             Rejection::Nondeterministic { .. } => "nondeterministic",
         }

@@ -22,6 +22,7 @@ pub struct Policies {
     acquires: Family<Acquire, Counter>,
     waits: Family<Policy, Histogram>,
     calls: Family<Call, Histogram>,
+    cached: Family<Policy, Counter>,
     faults: Family<Failure, Counter>,
     loads: Family<Acquire, Counter>,
     compilations: Family<Outcome, Counter>,
@@ -37,6 +38,10 @@ struct OnePolicy {
 /// The times of the calls of one hook of a policy.
 #[derive(Clone)]
 pub struct CallTimes(Histogram);
+
+/// The plans of a policy that came from the cache.
+#[derive(Clone)]
+pub struct CachedPlans(Counter);
 
 /// The outcomes of an acquire; the last stands for all others.
 const OUTCOMES: [&str; 15] = [
@@ -83,6 +88,13 @@ struct Failure {
     reason: &'static str,
 }
 
+impl CachedPlans {
+    /// Counts a plan.
+    pub fn count(&self) {
+        self.0.inc();
+    }
+}
+
 impl CallTimes {
     /// Measures a call.
     pub fn took(&self, took: Duration) {
@@ -101,6 +113,12 @@ impl Policies {
             acquires: register(registry, "acquire", acquire, Family::default()),
             waits: register_seconds(registry, "wait", wait, waits),
             calls: register_seconds(registry, "policy_call", "Calls of policy hooks", calls),
+            cached: register(
+                registry,
+                "policy_plans_cached",
+                "Requests that a policy was not asked about, because it had planned the same request before",
+                Family::default(),
+            ),
             faults: register(registry, "policy_faults", "Policy calls that failed", Family::default()),
             loads: register(registry, "policy_loads", "Policies made live or refused", Family::default()),
             compilations: register(
@@ -134,6 +152,11 @@ impl Policies {
     pub fn calls(&self, policy: &str, hook: &'static str) -> CallTimes {
         let labels = Call { policy: self.label(policy), hook };
         CallTimes(self.calls.get_or_create_owned(&labels))
+    }
+
+    /// Counts the plans that were answered from the cache.
+    pub fn cached(&self, policy: &str) -> CachedPlans {
+        CachedPlans(self.cached.get_or_create_owned(&Policy { policy: self.label(policy) }))
     }
 
     /// Counts a failed call of a hook. The request was refused, or the built-in answer was used.
@@ -214,6 +237,7 @@ mod tests {
         metrics.policies.acquire("default", "something-new", Duration::ZERO);
         metrics.policies.fault("default", "plan", "trap");
         metrics.policies.calls("default", "choose").took(Duration::from_micros(9));
+        metrics.policies.cached("default").count();
         metrics.policies.load("default", "live");
         metrics.policies.compilation("compile_time");
         metrics.policies.compiled_in(Duration::from_millis(3));
@@ -224,6 +248,7 @@ mod tests {
             "lockkeeper_wait_seconds_count{policy=\"default\"} 1",
             "lockkeeper_policy_faults_total{policy=\"default\",hook=\"plan\",reason=\"trap\"} 1",
             "lockkeeper_policy_call_seconds_count{policy=\"default\",hook=\"choose\"} 1",
+            "lockkeeper_policy_plans_cached_total{policy=\"default\"} 1",
             "lockkeeper_policy_loads_total{policy=\"default\",outcome=\"live\"} 1",
             "lockkeeper_policy_compilations_total{outcome=\"compile_time\"} 1",
             "lockkeeper_policy_compile_seconds_count 1",

@@ -4,6 +4,7 @@
 //! README.md documents the settings.
 
 use lockkeeper_sdk::backoff::{Contention, Decision};
+use lockkeeper_sdk::reads::Part;
 use lockkeeper_sdk::{Plan, Policy, Random, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +76,10 @@ impl Policy for Backoff {
         plan.with_permits(settings.permits)
     }
 
+    fn plan_reads(_: &Settings) -> Vec<Part> {
+        vec![Part::Name, Part::Mode, Part::Ttl, Part::Wait]
+    }
+
     fn contended(settings: &Settings, contention: &Contention) -> Decision {
         if settings.attempts != 0 && contention.attempt >= settings.attempts {
             return Decision::GiveUp(format!("still held after {} attempts", contention.attempt));
@@ -92,7 +97,7 @@ impl Policy for Backoff {
     }
 }
 
-lockkeeper_sdk::export!(Backoff, backoff);
+lockkeeper_sdk::export!(Backoff, backoff, reads);
 
 #[cfg(test)]
 mod tests {

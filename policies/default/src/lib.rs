@@ -1,8 +1,9 @@
 //! The default policy: the resource is the key, and waiters are served in order of arrival.
 //!
-//! README.md documents the settings. This policy implements only `plan`, so the proxy's defaults apply to order,
-//! back-off and renewal.
+//! README.md documents the settings. This policy only plans, so the proxy's defaults apply to order, back-off and
+//! renewal.
 
+use lockkeeper_sdk::reads::Part;
 use lockkeeper_sdk::{Delegate, OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
@@ -152,9 +153,17 @@ impl Policy for Default {
         };
         plan.with_permits(settings.permits)
     }
+
+    fn plan_reads(settings: &Settings) -> Vec<Part> {
+        let mut parts = vec![Part::Name, Part::Mode, Part::Ttl, Part::Wait];
+        if !settings.rank_label.is_empty() {
+            parts.push(Part::Label(settings.rank_label.clone()));
+        }
+        parts
+    }
 }
 
-lockkeeper_sdk::export!(Default);
+lockkeeper_sdk::export!(Default, reads);
 
 impl From<Guard> for Primitive {
     fn from(guard: Guard) -> Primitive {

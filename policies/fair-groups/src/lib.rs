@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use lockkeeper_sdk::fairness::{Queue, Waiter};
+use lockkeeper_sdk::reads::Part;
 use lockkeeper_sdk::{Plan, Policy, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +83,10 @@ impl Policy for FairGroups {
         plan.with_group(group, weight).with_permits(settings.permits)
     }
 
+    fn plan_reads(settings: &Settings) -> Vec<Part> {
+        vec![Part::Name, Part::Mode, Part::Ttl, Part::Wait, Part::Label(settings.label.clone())]
+    }
+
     /// Within a group, rank and arrival decide. Between groups, the lowest share after one more grant wins. Of equal
     /// shares, the waiter that has waited longest is next.
     fn choose(_: &Settings, queue: &Queue) -> u32 {
@@ -103,7 +108,7 @@ impl Policy for FairGroups {
     }
 }
 
-lockkeeper_sdk::export!(FairGroups, fairness);
+lockkeeper_sdk::export!(FairGroups, fairness, reads);
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,13 @@
 //! `naming.plan`: turns a request into a plan. Every policy exports this hook.
 
+mod cache;
 mod clamp;
 mod request;
 
 use std::num::NonZero;
 use std::sync::Arc;
 
+pub(in crate::policy) use self::cache::PlanCache;
 pub use self::request::PlanRequest;
 use super::{Definition, Hook, shortened};
 use crate::lock::record::{HttpView, When};
@@ -123,6 +125,12 @@ impl Generation {
     /// # Errors
     /// The policy's refusal or its fault: either way, the request gets no lock.
     pub fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        let request = self.reads.only(request);
+        let refused = |reason| PlanError::Refused { reason };
+        if let Some(answer) = self.plans.as_ref().and_then(|plans| plans.get(&request)) {
+            self.cached.count();
+            return answer.map_err(refused);
+        }
         let answer =
             self.ask(Hook::Plan, || {
                 Ok(match ask(&self.module, &self.settings, &request.to_wit())? {
@@ -131,7 +139,11 @@ impl Generation {
                     Err(refusal) => Err(shortened(refusal.reason)),
                 })
             });
-        answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
+        let answer = answer.map_err(PlanError::Fault)?;
+        if let Some(plans) = &self.plans {
+            plans.insert(request.into_owned(), &answer);
+        }
+        answer.map_err(refused)
     }
 
     /// Plans a request whose lock is already held. This works even while the hook is suspended, because the answer
@@ -147,6 +159,7 @@ impl Generation {
     }
 
     fn named(&self, request: &PlanRequest) -> Option<Again> {
+        let request = self.reads.only(request);
         let plan = ask(&self.module, &self.settings, &request.to_wit()).ok()?.ok()?;
         let plan = clamp::named(plan, &self.limits).ok()?;
         Some(Again { is_refused: clamp::is_possible(&plan).is_err(), plan })
@@ -168,8 +181,13 @@ fn try_out(trial: &Trial<'_>) -> Result<Vec<String>, Rejection> {
     let mut invalid_answer = None;
     let requests = trial_requests();
     for (what, request) in &requests {
-        let asked = request.to_wit();
-        let answer = trial.twice(what, || ask(trial.module, trial.settings, &asked))?;
+        let ask = |request: &PlanRequest| ask(trial.module, trial.settings, &request.to_wit());
+        let asked = trial.reads.only(request);
+        let answer = trial.twice(what, || ask(&asked))?;
+        // The generated types do not implement equality.
+        if let Some(part) = trial.reads.unlisted(request, |request| format!("{:?}", ask(request))) {
+            return Err(Rejection::Unlisted { trial: what, part });
+        }
         let Ok(plan) = answer else { continue };
         if let Err(detail) = clamp::plan(plan, trial.limits) {
             notes.push(format!("{what}: {detail}; such requests will be refused"));

@@ -27,7 +27,7 @@ fn the_shipped_policies_pass_without_notes() {
     for (name, hook) in [("default", None), ("fair-groups", Some("choose")), ("backoff", Some("backoff"))] {
         let report = check(builtin(name).unwrap(), json!({})).unwrap();
         assert_eq!(report.notes, Vec::<String>::new(), "{name}");
-        let hooks: Vec<&str> = ["plan"].into_iter().chain(hook).chain(["configure"]).collect();
+        let hooks: Vec<&str> = ["plan"].into_iter().chain(hook).chain(["configure", "reads"]).collect();
         assert_eq!(report.hooks, hooks, "{name}");
     }
     assert_eq!(builtin("other"), None);
@@ -66,6 +66,19 @@ fn imports_are_refused_by_name() {
     );
     rejected(&import("acme:db/query@1.0.0"), json!({}), &["acme:db/query", "remove the import"]);
     rejected(&wat(r#"(component (import "log" (func)))"#), json!({}), &["log"]);
+}
+
+#[test]
+fn a_plan_that_depends_on_an_unlisted_part_is_refused_with_the_part() {
+    let unlisted = |reads: Value, part: &str| {
+        let rejection = rejected(&BAD, json!({"reads": reads}), &["plan-reads", part]);
+        assert_eq!(rejection.as_str(), "reads");
+    };
+    unlisted(json!(["mode", "ttl", "wait"]), "add name");
+    unlisted(json!(["name", "mode", "wait"]), "add ttl");
+    unlisted(json!(["name", "ttl", "wait"]), "add mode");
+    check(&BAD, json!({"reads": ["name", "mode", "ttl", "wait"]})).unwrap();
+    rejected(&BAD, json!({"reads": ["panic"]}), &["`plan-reads` failed", "trap"]);
 }
 
 #[test]

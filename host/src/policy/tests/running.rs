@@ -18,10 +18,58 @@ fn the_default_policy_plans_an_exclusive_lock() {
     let plan = default.plan(&request("orders/42")).unwrap();
     assert_eq!(plan.keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["orders/42"]);
     assert_eq!((plan.mode, plan.ttl_ms, plan.wait_ms), (Mode::Exclusive, 10_000, 0));
-    assert_eq!(default.hooks(), ["plan", "configure"]);
+    assert_eq!(default.hooks(), ["plan", "configure", "reads"]);
     let digits = default.id().strip_prefix("default@sha256:").unwrap();
     assert!(digits.len() == 12 && default.digest().to_string().starts_with(&format!("sha256:{digits}")));
     assert!(default.choose(&queue("a", 2)).is_none());
+}
+
+#[test]
+fn a_policy_is_not_asked_again_about_what_it_reads_alike() {
+    let metrics = Metrics::default();
+    let configs = [builtin_config("default", "default")];
+    let policies = Policies::load(&ENGINE, &configs, &Limits::default(), &metrics).unwrap();
+    let cached = || {
+        let text = metrics.encode();
+        let line = text.lines().find(|line| line.starts_with("lockkeeper_policy_plans_cached_total{"));
+        line.unwrap().rsplit(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    let default = policies.get("default").unwrap();
+    let first = default.plan(&request("orders/42")).unwrap();
+    let labels = vec![("tenant".to_owned(), "acme".to_owned())];
+    let again = PlanRequest { owner: "worker-2".into(), seed: 8, labels, ..request("orders/42") };
+    assert_eq!((default.plan(&again).unwrap(), cached()), (first.clone(), 1));
+    let longer = PlanRequest { ttl_ms: Some(20_000), ..request("orders/42") };
+    assert_eq!(default.plan(&longer).unwrap(), Plan { ttl_ms: 20_000, ..first.clone() });
+    let shared = PlanRequest { mode: Mode::Shared, ..request("orders/42") };
+    assert_eq!(default.plan(&shared).unwrap(), Plan { mode: Mode::Shared, ..first });
+    assert_eq!(default.plan(&request("orders/43")).unwrap().keys[0].as_str(), "orders/43");
+    let permits = PlanRequest { mode: Mode::Permits { count: 11, limit: 0 }, ..request("orders/42") };
+    for _ in 0..2 {
+        let Err(PlanError::Refused { reason }) = default.plan(&permits) else { panic!("granted") };
+        assert!(reason.contains("10"), "{reason}");
+    }
+    assert_eq!(cached(), 2);
+    // Another rank label: another generation, and a label that matters.
+    let table = table(serde_json::json!({"rank_label": "rank"}));
+    let ranked = policies.prepare("default", builtin("default").unwrap(), Some(table)).unwrap();
+    let ranked = policies.commit(ranked);
+    for rank in [1, 2, 1] {
+        let labels = vec![("rank".to_owned(), rank.to_string())];
+        assert_eq!(ranked.plan(&PlanRequest { labels, ..request("orders/42") }).unwrap().rank, rank);
+    }
+    assert_eq!(cached(), 3);
+}
+
+#[test]
+fn faults_are_not_cached() {
+    let policies = policies(&ENGINE);
+    let table = table(serde_json::json!({"reads": ["name", "mode", "ttl", "wait"]}));
+    let bad = policies.commit(policies.prepare("default", &BAD, Some(table)).unwrap());
+    for faults in 1..=3 {
+        assert_eq!(fault(&bad, "panic").kind, FaultKind::Trap);
+        assert_eq!(bad.faults(), faults);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use lockkeeper_sdk::{
-    Mode, Permits, Plan, Policy, Primitive, Refusal, Request, backoff, fairness, renewal, response,
+    Mode, Permits, Plan, Policy, Primitive, Refusal, Request, backoff, fairness, reads, renewal, response,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,8 @@ pub struct Settings {
     configure: String,
     /// How `plan` misbehaves, whatever is asked.
     always: String,
+    /// What `plan` is said to read; all parts if there are none.
+    reads: Vec<String>,
 }
 
 impl Policy for Bad {
@@ -50,6 +52,20 @@ impl Policy for Bad {
         })
     }
 
+    fn plan_reads(settings: &Settings) -> Vec<reads::Part> {
+        if settings.reads.is_empty() {
+            return reads::Part::all();
+        }
+        let part = |name: &String| match name.as_str() {
+            "name" => reads::Part::Name,
+            "mode" => reads::Part::Mode,
+            "ttl" => reads::Part::Ttl,
+            "wait" => reads::Part::Wait,
+            other => panic!("{other}"),
+        };
+        settings.reads.iter().map(part).collect()
+    }
+
     fn choose(_: &Settings, queue: &fairness::Queue) -> u32 {
         let how = how("choose/", &queue.key);
         misbehave(how);
@@ -79,7 +95,7 @@ impl Policy for Bad {
     }
 }
 
-lockkeeper_sdk::export!(Bad, fairness, backoff, renewal, response);
+lockkeeper_sdk::export!(Bad, fairness, backoff, renewal, response, reads);
 
 /// `choose/loop` loops when it is asked who is next, and at no other hook; `loop` at all of them.
 fn how<'a>(hook: &str, key: &'a str) -> &'a str {

@@ -1,0 +1,169 @@
+//! `reads.plan-reads`: lists what `plan` reads of a request.
+
+use std::borrow::Cow;
+
+use super::naming::PlanRequest;
+use super::{Definition, Hook};
+use crate::lock::Mode;
+use crate::policy::bindings::reads::Part;
+use crate::policy::module::Module;
+use crate::policy::{Fault, Rejection};
+
+pub(super) const HOOK: Definition = Definition {
+    hook: Hook::Reads,
+    name: "reads",
+    interface: "reads",
+    function: "plan-reads",
+    // It was called before the trial, and the trial of `plan` checks its answer.
+    try_out: |_| Ok(Vec::new()),
+};
+
+/// The parts of a request that `plan` gets. Without the hook, these are all parts.
+#[derive(Clone, Debug)]
+pub(crate) struct Reads(Option<Vec<Part>>);
+
+impl Reads {
+    /// Asks the policy.
+    pub(crate) fn of(module: &Module, settings: &[u8]) -> Result<Reads, Rejection> {
+        if !module.has(Hook::Reads) {
+            return Ok(Reads(None));
+        }
+        let parts = ask(module, settings).map_err(Rejection::Reads)?;
+        Ok(Reads(Some(parts)))
+    }
+
+    /// Whether requests with the same parts have the same plan, and some requests have the same parts.
+    pub(crate) fn repeat(&self) -> bool {
+        self.0.is_some() && !self.has(|part| matches!(part, Part::Seed))
+    }
+
+    /// The request with these parts only.
+    pub(crate) fn only<'a>(&self, request: &'a PlanRequest) -> Cow<'a, PlanRequest> {
+        if self.0.is_none() {
+            return Cow::Borrowed(request);
+        }
+        let text = |is_read, text: &String| if is_read { text.clone() } else { String::new() };
+        let labels = request.labels.iter().filter(|(name, _)| self.has_label(name));
+        Cow::Owned(PlanRequest {
+            resource: text(self.has(|part| matches!(part, Part::Name)), &request.resource),
+            owner: text(self.has(|part| matches!(part, Part::Owner)), &request.owner),
+            mode: if self.has(|part| matches!(part, Part::Mode)) { request.mode } else { Mode::Exclusive },
+            ttl_ms: request.ttl_ms.filter(|_| self.has(|part| matches!(part, Part::Ttl))),
+            wait_ms: request.wait_ms.filter(|_| self.has(|part| matches!(part, Part::Wait))),
+            labels: labels.cloned().collect(),
+            http: request.http.clone().filter(|_| self.has(|part| matches!(part, Part::Http))),
+            seed: if self.has(|part| matches!(part, Part::Seed)) { request.seed } else { 0 },
+        })
+    }
+
+    /// A part of the request that is not listed, and that `answer` depends on.
+    pub(super) fn unlisted<A: PartialEq>(
+        &self,
+        request: &PlanRequest,
+        answer: impl Fn(&PlanRequest) -> A,
+    ) -> Option<String> {
+        let listed = self.0.as_ref()?;
+        let without = answer(&self.only(request));
+        let labels = request.labels.iter().map(|(name, _)| Part::Label(name.clone()));
+        let parts = [Part::Name, Part::Owner, Part::Mode, Part::Ttl, Part::Wait, Part::Http, Part::Seed];
+        let mut parts = parts.into_iter().chain(labels);
+        let part = parts.find(|part| {
+            let more = Reads(Some(listed.iter().cloned().chain([part.clone()]).collect()));
+            answer(&more.only(request)) != without
+        })?;
+        Some(named(&part))
+    }
+
+    fn has(&self, is_part: impl Fn(&Part) -> bool) -> bool {
+        self.0.as_ref().is_none_or(|parts| parts.iter().any(is_part))
+    }
+
+    fn has_label(&self, name: &str) -> bool {
+        self.has(|part| match part {
+            Part::Labels => true,
+            Part::Label(listed) => listed == name,
+            _ => false,
+        })
+    }
+}
+
+fn ask(module: &Module, settings: &[u8]) -> Result<Vec<Part>, Fault> {
+    module.ask(Hook::Reads, (settings,))
+}
+
+fn named(part: &Part) -> String {
+    match part {
+        Part::Name => "name".to_owned(),
+        Part::Owner => "owner".to_owned(),
+        Part::Mode => "mode".to_owned(),
+        Part::Ttl => "ttl".to_owned(),
+        Part::Wait => "wait".to_owned(),
+        Part::Label(name) => format!("label({name})"),
+        Part::Labels => "labels".to_owned(),
+        Part::Http => "http".to_owned(),
+        Part::Seed => "seed".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::naming::trial_requests;
+    use super::*;
+
+    fn reads(parts: &[Part]) -> Reads {
+        Reads(Some(parts.to_vec()))
+    }
+
+    #[test]
+    fn parts_that_are_not_listed_are_left_out() {
+        for (_, request) in trial_requests() {
+            let all = [
+                Part::Name,
+                Part::Owner,
+                Part::Mode,
+                Part::Ttl,
+                Part::Wait,
+                Part::Labels,
+                Part::Http,
+                Part::Seed,
+            ];
+            assert_eq!(*reads(&all).only(&request), request);
+            assert_eq!(*Reads(None).only(&request), request);
+            let none = reads(&[]).only(&request).into_owned();
+            let empty = PlanRequest {
+                resource: String::new(),
+                owner: String::new(),
+                mode: Mode::Exclusive,
+                ttl_ms: None,
+                wait_ms: None,
+                labels: Vec::new(),
+                http: None,
+                seed: 0,
+            };
+            assert_eq!(none, empty);
+            let tenant = reads(&[Part::Name, Part::Label("tenant".to_owned())]).only(&request).into_owned();
+            assert_eq!(tenant.resource, request.resource);
+            assert!(tenant.labels.iter().all(|(name, _)| name == "tenant"));
+            assert_eq!(tenant.labels.is_empty(), request.labels.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_part_that_matters_and_is_not_listed_is_named() {
+        let [_, (_, labelled), ..] = trial_requests();
+        let key = |request: &PlanRequest| format!("{}/{:?}", request.resource, request.labels);
+        let unlisted = |parts: &[Part]| reads(parts).unlisted(&labelled, key);
+        assert_eq!(unlisted(&[Part::Labels]).as_deref(), Some("name"));
+        let tenant = Part::Label("tenant".to_owned());
+        assert_eq!(unlisted(&[Part::Name, tenant]).as_deref(), Some("label(group)"));
+        assert_eq!(unlisted(&[Part::Name, Part::Labels]), None);
+        assert_eq!(Reads(None).unlisted(&labelled, key), None);
+    }
+
+    #[test]
+    fn plans_that_depend_on_random_bits_do_not_repeat() {
+        assert!(reads(&[Part::Name]).repeat());
+        assert!(!reads(&[Part::Name, Part::Seed]).repeat());
+        assert!(!Reads(None).repeat());
+    }
+}
