@@ -29,6 +29,27 @@ pub struct Args {
     /// Which faults, in which order; what they meet differs from run to run. Without it, another seed each time.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// When proxies grant the keys of `lease` from their memory.
+    #[arg(long, value_enum, default_value = "never")]
+    delegate: Delegate,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Delegate {
+    Never,
+    Contended,
+    Always,
+}
+
+impl Delegate {
+    /// As the setting of the policy `default`.
+    fn setting(self) -> &'static str {
+        match self {
+            Delegate::Never => "never",
+            Delegate::Contended => "contended",
+            Delegate::Always => "always",
+        }
+    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -92,6 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.env("LOCKKEEPER_TORTURE_FAKETIME", servers::faketime()?);
     test.env("LOCKKEEPER_TORTURE_MINUTES", args.minutes.to_string());
     test.env("LOCKKEEPER_TORTURE_SEED", seed.to_string());
+    test.env("LOCKKEEPER_TORTURE_DELEGATE", args.delegate.setting());
     Ok(ExitCode::from(steps::code(steps::status(&mut test)?)))
 }
 

@@ -48,12 +48,12 @@ const MENDED_WITHIN: Duration = Duration::from_secs(60);
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
 /// A proxy that is silent for 4 s counts as gone, and after a fail-over the wait for the leases of the lost server is
-/// short.
+/// short. A delegation lasts 2 s longer than its leases, which have at most 2 s.
 const SECTIONS: &str = r#"
 [fleet]
 beat_ms = 250
 [limits]
-max_ttl_ms = 3_000
+max_ttl_ms = 4_000
 "#;
 
 /// The policy of a primitive, for resources whose names begin with the primitive's name.
@@ -77,7 +77,8 @@ fn no_promise_is_broken_by_faults() {
     let length = Duration::from_secs_f64(asked::<f64>("MINUTES") * 60.0);
     let disk = env::var_os("LOCKKEEPER_TORTURE_DISK").map(PathBuf::from);
     let programs = Programs { server: asked("PROGRAM"), faketime: asked("FAKETIME"), disk };
-    harness::run_without_limit(torture(setup, programs, length, asked("SEED")));
+    let delegate: String = asked("DELEGATE");
+    harness::run_without_limit(torture(setup, programs, length, asked("SEED"), &delegate));
 }
 
 /// An option of `cargo xtask torture`.
@@ -86,11 +87,11 @@ fn asked<T: FromStr>(name: &str) -> T {
     value.and_then(|value| value.parse().ok()).expect("`cargo xtask torture` says what to do")
 }
 
-async fn torture(setup: Setup, programs: Programs, length: Duration, seed: u64) {
+async fn torture(setup: Setup, programs: Programs, length: Duration, seed: u64, delegate: &str) {
     // Build the policy now, and not in the middle of the test.
     LazyLock::force(&RENAMED);
     let dir = folder();
-    let mut torture = Torture::start(setup, &programs, dir.path(), seed).await;
+    let mut torture = Torture::start(setup, &programs, dir.path(), seed, delegate).await;
     let began = Instant::now();
     while began.elapsed() < length {
         for _ in 0..ROUND {
@@ -164,7 +165,7 @@ struct Torture {
 }
 
 impl Torture {
-    async fn start(setup: Setup, programs: &Programs, dir: &Path, seed: u64) -> Torture {
+    async fn start(setup: Setup, programs: &Programs, dir: &Path, seed: u64, delegate: &str) -> Torture {
         let database = Database::start(setup, programs, dir).await;
         let policy = dir.join("policy.wasm");
         std::fs::write(&policy, default_policy()).expect("a file");
@@ -174,7 +175,10 @@ impl Torture {
             Setup::Group => (&["lease", "advisory", "row"][..], &["once"][..]),
             Setup::One(_) => (&["lease", "advisory", "row"][..], &["once", "quorum"][..]),
         };
-        let mut sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
+        let mut sections = format!(
+            "[policies.default]\npath = \"{}\"\nsettings = {{ delegate = \"{delegate}\" }}\n{SECTIONS}",
+            policy.display()
+        );
         // The default policy serves `lease`.
         let others = primitives.iter().chain(rare).filter(|primitive| **primitive != "lease");
         sections.extend(others.map(|primitive| section_of(primitive)));

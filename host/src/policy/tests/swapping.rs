@@ -16,7 +16,7 @@ fn a_swap_keeps_the_old_generation_for_its_current_users() {
     old.plan(&request("orders/42")).unwrap();
     let status = &policies.status()[0];
     assert_eq!(status.digest, new.digest().to_string());
-    assert_eq!(status.hooks, ["plan", "choose", "configure"]);
+    assert_eq!(status.hooks, ["plan", "choose", "configure", "reads"]);
 }
 
 #[test]
