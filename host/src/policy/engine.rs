@@ -1,6 +1,5 @@
 //! The engine that runs all policies: its limits, its clock, and a single call.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,6 +19,8 @@ use crate::vital;
 const KEEP_RESIDENT_BYTES: usize = 256 * 1024;
 /// The number of ticks that measure a call's time limit.
 const TICKS: u32 = 5;
+/// After this many ticks without a call, the ticker rests until the next call.
+const IDLE_TICKS: u32 = 100;
 
 /// Runs policies under limits. Cheap to clone.
 #[derive(Clone)]
@@ -39,7 +40,7 @@ struct Inner {
     engine: wasmtime::Engine,
     linker: Linker<Budget>,
     limits: EngineLimits,
-    slots: Slots,
+    slots: Arc<Slots>,
     compilations: Compilations,
     /// The compiled modules that are in use.
     modules: Mutex<Vec<Weak<Module>>>,
@@ -54,13 +55,14 @@ impl Engine {
     pub fn new(limits: &EngineLimits, compiler: Compiler) -> Result<Engine, EngineError> {
         let fail = |detail: String| EngineError { instances: limits.instances, detail };
         let engine = wasmtime::Engine::new(&config(limits)).map_err(|error| fail(format!("{error:#}")))?;
-        let ticker =
-            Ticker::start(engine.weak(), limits.time / TICKS).map_err(|error| fail(error.to_string()))?;
+        let slots = Arc::new(Slots::new(limits.instances));
+        let ticker = Ticker::start(engine.weak(), Arc::clone(&slots), limits.time / TICKS)
+            .map_err(|error| fail(error.to_string()))?;
         Ok(Engine(Arc::new(Inner {
             linker: Linker::new(&engine),
             engine,
             limits: limits.clone(),
-            slots: Slots { free: Mutex::new(limits.instances), freed: Condvar::new() },
+            slots,
             compilations: Compilations::new(compiler),
             modules: Mutex::default(),
             _ticker: ticker,
@@ -149,56 +151,95 @@ fn config(limits: &EngineLimits) -> Config {
 
 /// Counts the free instances, because the pool returns an error instead of waiting when it is empty.
 struct Slots {
-    free: Mutex<u32>,
+    all: u32,
+    uses: Mutex<Uses>,
     freed: Condvar,
+    /// The ticker rests, and is to go on or to stop.
+    wake: Condvar,
+}
+
+struct Uses {
+    free: u32,
+    /// Whether the ticker does not rest.
+    ticks: bool,
+    /// Whether the ticker is to stop.
+    stops: bool,
 }
 
 struct Slot<'a>(&'a Slots);
 
 impl Slots {
+    fn new(all: u32) -> Slots {
+        let uses = Mutex::new(Uses { free: all, ticks: true, stops: false });
+        Slots { all, uses, freed: Condvar::new(), wake: Condvar::new() }
+    }
+
     fn take(&self) -> Slot<'_> {
-        let free = self.free.lock();
-        let mut free = self.freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
+        let uses = self.uses.lock();
+        let mut uses =
+            self.freed.wait_while(uses, |uses| uses.free == 0).unwrap_or_else(PoisonError::into_inner);
+        uses.free -= 1;
+        if !uses.ticks {
+            uses.ticks = true;
+            self.wake.notify_one();
+        }
         Slot(self)
+    }
+
+    /// Called at each tick, with the number of ticks before it without a call. Returns that number for the next tick, and
+    /// `None` if the ticker is to stop. Waits for a call if there was none for long.
+    fn tick(&self, idle: u32) -> Option<u32> {
+        let mut uses = self.uses.lock();
+        let idle = if uses.free == self.all { idle + 1 } else { 0 };
+        if idle <= IDLE_TICKS {
+            return (!uses.stops).then_some(idle);
+        }
+        uses.ticks = false;
+        let resting = |uses: &mut Uses| !uses.ticks && !uses.stops;
+        let uses = self.wake.wait_while(uses, resting).unwrap_or_else(PoisonError::into_inner);
+        (!uses.stops).then_some(0)
     }
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
+        self.0.uses.lock().free += 1;
         self.0.freed.notify_one();
     }
 }
 
-/// Advances the engine's epoch until it is dropped. It runs on its own thread, so that a busy runtime cannot keep a
-/// policy from being stopped.
+/// Advances the engine's epoch while policies are called, until it is dropped. It runs on its own thread, so that a busy
+/// runtime cannot keep a policy from being stopped.
 struct Ticker {
-    stop: Arc<AtomicBool>,
+    slots: Arc<Slots>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ticker {
-    fn start(engine: EngineWeak, every: Duration) -> std::io::Result<Ticker> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+    fn start(engine: EngineWeak, slots: Arc<Slots>, every: Duration) -> std::io::Result<Ticker> {
         let every = every.max(Duration::from_micros(500));
+        let used = Arc::clone(&slots);
         let thread = std::thread::Builder::new().name("policy-ticker".into()).spawn(move || {
             vital::run("the clock of the policies", || {
-                while !stopped.load(Relaxed) {
+                let mut idle = Some(0);
+                while let Some(ticks) = idle {
                     std::thread::sleep(every);
                     let Some(engine) = engine.upgrade() else { return };
                     engine.increment_epoch();
+                    // Nothing of the engine may be kept while the ticker rests.
+                    drop(engine);
+                    idle = used.tick(ticks);
                 }
             });
         })?;
-        Ok(Ticker { stop, thread: Some(thread) })
+        Ok(Ticker { slots, thread: Some(thread) })
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
+        self.slots.uses.lock().stops = true;
+        self.slots.wake.notify_one();
         if let Some(thread) = self.thread.take() {
             // The thread ends after one tick at most, and cannot have panicked.
             let _ = thread.join();
