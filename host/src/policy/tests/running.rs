@@ -36,6 +36,7 @@ fn a_policy_is_not_asked_again_about_what_it_reads_alike() {
     };
     let default = policies.get("default").unwrap();
     let first = default.plan(&request("orders/42")).unwrap();
+    assert_eq!((default.plan(&request("orders/42")).unwrap(), cached()), (first.clone(), 0));
     let labels = vec![("tenant".to_owned(), "acme".to_owned())];
     let again = PlanRequest { owner: "worker-2".into(), seed: 8, labels, ..request("orders/42") };
     assert_eq!((default.plan(&again).unwrap(), cached()), (first.clone(), 1));
@@ -45,7 +46,7 @@ fn a_policy_is_not_asked_again_about_what_it_reads_alike() {
     assert_eq!(default.plan(&shared).unwrap(), Plan { mode: Mode::Shared, ..first });
     assert_eq!(default.plan(&request("orders/43")).unwrap().keys[0].as_str(), "orders/43");
     let permits = PlanRequest { mode: Mode::Permits { count: 11, limit: 0 }, ..request("orders/42") };
-    for _ in 0..2 {
+    for _ in 0..3 {
         let Err(PlanError::Refused { reason }) = default.plan(&permits) else { panic!("granted") };
         assert!(reason.contains("10"), "{reason}");
     }
@@ -54,7 +55,7 @@ fn a_policy_is_not_asked_again_about_what_it_reads_alike() {
     let table = table(serde_json::json!({"rank_label": "rank"}));
     let ranked = policies.prepare("default", builtin("default").unwrap(), Some(table)).unwrap();
     let ranked = policies.commit(ranked);
-    for rank in [1, 2, 1] {
+    for rank in [1, 2, 1, 1] {
         let labels = vec![("rank".to_owned(), rank.to_string())];
         assert_eq!(ranked.plan(&PlanRequest { labels, ..request("orders/42") }).unwrap().rank, rank);
     }

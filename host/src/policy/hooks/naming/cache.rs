@@ -19,33 +19,50 @@ const MOST: usize = 1_024;
 const MOST_BYTES: usize = 1_024;
 /// What a pair of texts takes without the texts.
 const PAIR_BYTES: usize = 48;
+/// How many requests a shard knows by their hashes.
+const SEEN: usize = 4 * MOST;
 
-/// The last answers of one generation.
+/// The last answers of one generation to requests that came more than once.
 pub struct PlanCache {
-    shards: [Mutex<BoundedMap<Arc<PlanRequest>, Answer>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+struct Shard {
+    answers: BoundedMap<Arc<PlanRequest>, Answer>,
+    /// The hashes of requests that came once. A request that never comes again, as for a `once`, costs no more than this.
+    seen: Box<[u32; SEEN]>,
 }
 
 impl PlanCache {
     pub fn new() -> PlanCache {
-        PlanCache { shards: std::array::from_fn(|_| Mutex::new(BoundedMap::new(MOST))) }
+        let shard = || Shard { answers: BoundedMap::new(MOST), seen: Box::new([0; SEEN]) };
+        PlanCache { shards: std::array::from_fn(|_| Mutex::new(shard())) }
     }
 
     /// The answer to the request, if it is there.
     pub fn get(&self, request: &PlanRequest) -> Option<Answer> {
-        self.shard(request).lock().get(request).cloned()
+        self.shards[place(hash(request))].lock().answers.get(request).cloned()
     }
 
-    /// Keeps an answer.
+    /// Keeps an answer if the request came before.
     pub fn insert(&self, request: PlanRequest, answer: &Answer) {
-        if bytes(&request, answer) <= MOST_BYTES {
-            self.shard(&request).lock().insert(Arc::new(request), answer.clone());
+        let hash = hash(&request);
+        let mut shard = self.shards[place(hash)].lock();
+        // Of 64 bits, the lowest choose the shard, the next ones the place in it, and the highest are kept.
+        let kept = (hash >> 32) as u32;
+        let seen = std::mem::replace(&mut shard.seen[(hash as usize / SHARDS) % SEEN], kept);
+        if seen == kept && bytes(&request, answer) <= MOST_BYTES {
+            shard.answers.insert(Arc::new(request), answer.clone());
         }
     }
+}
 
-    fn shard(&self, request: &PlanRequest) -> &Mutex<BoundedMap<Arc<PlanRequest>, Answer>> {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&request.resource);
-        &self.shards[hash as usize % SHARDS]
-    }
+fn hash(request: &PlanRequest) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(request)
+}
+
+fn place(hash: u64) -> usize {
+    hash as usize % SHARDS
 }
 
 /// The bytes of the texts that an entry has.
@@ -83,19 +100,36 @@ mod tests {
         Err(reason.to_owned())
     }
 
+    fn keep(cache: &PlanCache, resource: String, reason: &str) {
+        for _ in 0..2 {
+            cache.insert(named(resource.clone()), &refused(reason));
+        }
+    }
+
     #[test]
     fn the_cache_is_bounded_by_entries_and_by_their_size() {
         let cache = PlanCache::new();
         for n in 0..100_000 {
-            cache.insert(named(format!("resource {n}")), &refused("no"));
+            keep(&cache, format!("resource {n}"), "no");
         }
         let kept: usize =
             (0..100_000).filter(|n| cache.get(&named(format!("resource {n}"))).is_some()).count();
         assert!((SHARDS * MOST / 2..=SHARDS * MOST).contains(&kept), "{kept}");
         assert_eq!(cache.get(&named("resource 99999".to_owned())), Some(refused("no")));
         for (name, reason) in [("x".repeat(2_000), "no".to_owned()), ("y".to_owned(), "n".repeat(2_000))] {
-            cache.insert(named(name.clone()), &refused(&reason));
+            keep(&cache, name.clone(), &reason);
             assert_eq!(cache.get(&named(name)), None);
         }
+    }
+
+    #[test]
+    fn an_answer_is_kept_when_its_request_comes_again() {
+        let cache = PlanCache::new();
+        for n in 0..10_000 {
+            cache.insert(named(format!("resource {n}")), &refused("no"));
+            assert_eq!(cache.get(&named(format!("resource {n}"))), None);
+        }
+        keep(&cache, "resource 9999".to_owned(), "no");
+        assert_eq!(cache.get(&named("resource 9999".to_owned())), Some(refused("no")));
     }
 }
