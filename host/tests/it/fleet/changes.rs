@@ -172,11 +172,12 @@ on_both! {
 
     /// A proxy that joins while claims take the keys of both policies takes both as well.
     async fn a_proxy_that_joins_during_a_change_takes_the_keys_of_both_policies(kind: Kind) {
-        let mut fleet = Fleet::start(kind, 2, default_policy()).await;
+        // A silent member counts as gone after 15 heartbeats. The late proxy has to start before that.
+        let mut fleet = Fleet::start_with_beat(kind, 2, default_policy(), 1_000).await;
         stop(&fleet.proxies[1]);
         let push = pushing(&fleet.proxies[0], &RENAMED);
         eventually("the change is under way", async || phase(&fleet.proxies[0]).await == "both").await;
-        let late = fleet.add(default_policy(), "").await.client();
+        let late = fleet.add_with_beat(default_policy(), "", 1_000).await.client();
         assert_eq!(named(&late, "r").await, json!(["r", "x/r"]));
         go_on(&fleet.proxies[1]);
         assert_eq!(push.await.unwrap().expect("an answer").status, 200);
