@@ -203,9 +203,9 @@ pub trait Policy {
     /// Turns a request into a plan, or refuses it.
     fn plan(settings: &Self::Settings, request: &Request) -> Result<Plan, Refusal>;
 
-    /// Lists the parts of a request that [`Policy::plan`] reads with these settings. Then the proxy gives `plan` only these
-    /// parts, and answers requests with the same parts from memory. A part that is missing from the list is empty in each
-    /// request, so a key cannot depend on it.
+    /// Lists the parts of a request that [`Policy::plan`] reads with these settings. It counts only if [`export!`] names
+    /// `reads`. Then the proxy gives `plan` only these parts, and answers most requests with the same parts from a cache. A
+    /// part that is not in the list is empty, absent, `exclusive` or 0 in each request, so a key cannot depend on it.
     fn plan_reads(_settings: &Self::Settings) -> Vec<reads::Part> {
         reads::Part::all()
     }

@@ -19,7 +19,7 @@ use crate::vital;
 const KEEP_RESIDENT_BYTES: usize = 256 * 1024;
 /// The number of ticks that measure a call's time limit.
 const TICKS: u32 = 5;
-/// After this many ticks without a call, the ticker rests until the next call.
+/// After this many ticks at which no call was running, the ticker rests until the next call.
 const IDLE_TICKS: u32 = 100;
 
 /// Runs policies under limits. Cheap to clone.
@@ -160,7 +160,7 @@ struct Slots {
 
 struct Uses {
     free: u32,
-    /// Whether the ticker does not rest.
+    /// Whether the ticker is running.
     ticks: bool,
     /// Whether the ticker is to stop.
     stops: bool,
@@ -186,8 +186,8 @@ impl Slots {
         Slot(self)
     }
 
-    /// Called at each tick, with the number of ticks before it without a call. Returns that number for the next tick, and
-    /// `None` if the ticker is to stop. Waits for a call if there was none for long.
+    /// Called at each tick, with the number of ticks in a row at which no call was running. Returns that number for the next
+    /// tick, and `None` if the ticker is to stop. Waits for the next call if the number is high.
     fn tick(&self, idle: u32) -> Option<u32> {
         let mut uses = self.uses.lock();
         let idle = if uses.free == self.all { idle + 1 } else { 0 };
@@ -208,8 +208,8 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Advances the engine's epoch while policies are called, until it is dropped. It runs on its own thread, so that a busy
-/// runtime cannot keep a policy from being stopped.
+/// Advances the engine's epoch until it is dropped, except while it rests. It runs on its own thread, so that a busy runtime
+/// cannot keep a policy from being stopped.
 struct Ticker {
     slots: Arc<Slots>,
     thread: Option<JoinHandle<()>>,

@@ -34,10 +34,9 @@ pub struct Generation {
     pub(super) module: Arc<Module>,
     pub(super) settings: Vec<u8>,
     pub(super) reads: Reads,
-    /// If requests that are the same to the policy can come again.
+    /// `None` if the policy has to be asked about each request.
     pub(super) plans: Option<PlanCache>,
-    /// Counts the plans from the cache.
-    pub(super) cached: CachedPlans,
+    cached: CachedPlans,
     pub(super) limits: Limits,
     metrics: Metrics,
     /// The times of the calls, at the indexes of their hooks.
@@ -131,6 +130,19 @@ impl Generation {
     /// The last fault.
     pub fn last_fault(&self) -> Option<Fault> {
         self.health.last.lock().clone()
+    }
+
+    /// Counts a plan from the cache. It is an answer like that of a call: faults before it are not in a row with later ones.
+    pub(super) fn cached_answer(&self) {
+        self.health.answered(Hook::Plan);
+        self.cached.count();
+    }
+
+    /// Frees what only a live generation needs. Calls can still follow, as for the leases of held connections.
+    pub(super) fn retire(&self) {
+        if let Some(plans) = &self.plans {
+            plans.clear();
+        }
     }
 
     /// Asks a hook if the component exports it.

@@ -165,6 +165,7 @@ impl Policies {
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
         let next = ActivePolicy { live: Arc::clone(&generation), candidate: None };
+        policy.live().retire();
         policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);

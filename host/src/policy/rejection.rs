@@ -173,7 +173,7 @@ pub enum Rejection {
     /// The plan of a trial request depends on a part that `plan-reads` does not list.
     #[serde(skip)]
     #[error(
-        "the plan of a trial request ({trial}) depends on a part of the request that `plan-reads` does not list: add {part} to the list"
+        "the plan of a trial request ({trial}) depends on a part of the request that `plan-reads` does not list: the list needs {part}"
     )]
     Unlisted {
         /// What the trial request is.

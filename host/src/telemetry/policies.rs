@@ -116,7 +116,7 @@ impl Policies {
             cached: register(
                 registry,
                 "policy_plans_cached",
-                "Requests that a policy was not asked about, because it had planned the same request before",
+                "Plans and refusals of a policy that came from the cache",
                 Family::default(),
             ),
             faults: register(registry, "policy_faults", "Policy calls that failed", Family::default()),

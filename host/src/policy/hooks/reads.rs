@@ -29,6 +29,10 @@ impl Reads {
             return Ok(Reads(None));
         }
         let parts = ask(module, settings).map_err(Rejection::Reads)?;
+        let again = ask(module, settings).map_err(Rejection::Reads)?;
+        if format!("{parts:?}") != format!("{again:?}") {
+            return Err(Rejection::Nondeterministic { trial: "what `plan` reads" });
+        }
         Ok(Reads(Some(parts)))
     }
 
@@ -56,22 +60,27 @@ impl Reads {
         })
     }
 
-    /// A part of the request that is not listed, and that `answer` depends on.
+    /// A part of the request that is not listed, and that `answer` depends on. An answer of `None` is a fault, which says
+    /// nothing of the parts.
     pub(super) fn unlisted<A: PartialEq>(
         &self,
         request: &PlanRequest,
-        answer: impl Fn(&PlanRequest) -> A,
+        answer: impl Fn(&PlanRequest) -> Option<A>,
     ) -> Option<String> {
         let listed = self.0.as_ref()?;
         let without = answer(&self.only(request));
+        let differs = |with: Option<A>| with.is_some() && with != without;
+        if !differs(answer(request)) {
+            return None;
+        }
         let labels = request.labels.iter().map(|(name, _)| Part::Label(name.clone()));
         let parts = [Part::Name, Part::Owner, Part::Mode, Part::Ttl, Part::Wait, Part::Http, Part::Seed];
         let mut parts = parts.into_iter().chain(labels);
         let part = parts.find(|part| {
             let more = Reads(Some(listed.iter().cloned().chain([part.clone()]).collect()));
-            answer(&more.only(request)) != without
-        })?;
-        Some(named(&part))
+            differs(answer(&more.only(request)))
+        });
+        Some(part.as_ref().map_or("several parts, which count only together".to_owned(), named))
     }
 
     fn has(&self, is_part: impl Fn(&Part) -> bool) -> bool {
@@ -151,13 +160,20 @@ mod tests {
     #[test]
     fn a_part_that_matters_and_is_not_listed_is_named() {
         let [_, (_, labelled), ..] = trial_requests();
-        let key = |request: &PlanRequest| format!("{}/{:?}", request.resource, request.labels);
+        let key = |request: &PlanRequest| Some(format!("{}/{:?}", request.resource, request.labels));
         let unlisted = |parts: &[Part]| reads(parts).unlisted(&labelled, key);
         assert_eq!(unlisted(&[Part::Labels]).as_deref(), Some("name"));
         let tenant = Part::Label("tenant".to_owned());
         assert_eq!(unlisted(&[Part::Name, tenant]).as_deref(), Some("label(group)"));
         assert_eq!(unlisted(&[Part::Name, Part::Labels]), None);
         assert_eq!(Reads(None).unlisted(&labelled, key), None);
+        // The plan needs the name, and fails without it.
+        let first =
+            |request: &PlanRequest| request.resource.split_once('/').map(|(first, _)| first.to_owned());
+        assert_eq!(reads(&[Part::Owner]).unlisted(&labelled, first).as_deref(), Some("name"));
+        let both = |request: &PlanRequest| Some(!request.resource.is_empty() && request.ttl_ms.is_some());
+        let several = reads(&[Part::Owner]).unlisted(&labelled, both);
+        assert!(several.is_some_and(|several| several.contains("together")));
     }
 
     #[test]

@@ -74,9 +74,9 @@ fn a_plan_that_depends_on_an_unlisted_part_is_refused_with_the_part() {
         let rejection = rejected(&BAD, json!({"reads": reads}), &["plan-reads", part]);
         assert_eq!(rejection.as_str(), "reads");
     };
-    unlisted(json!(["mode", "ttl", "wait"]), "add name");
-    unlisted(json!(["name", "mode", "wait"]), "add ttl");
-    unlisted(json!(["name", "ttl", "wait"]), "add mode");
+    unlisted(json!(["mode", "ttl", "wait"]), "needs name");
+    unlisted(json!(["name", "mode", "wait"]), "needs ttl");
+    unlisted(json!(["name", "ttl", "wait"]), "needs mode");
     check(&BAD, json!({"reads": ["name", "mode", "ttl", "wait"]})).unwrap();
     rejected(&BAD, json!({"reads": ["panic"]}), &["`plan-reads` failed", "trap"]);
 }

@@ -10,8 +10,9 @@ use crate::lock::{Instant, Key, ServerTime, Token};
 /// How much longer a delegation lasts than the last lease that it was extended for, in milliseconds. A busy key needs a
 /// write every one to two seconds.
 pub const EXTRA_MS: u32 = 2_000;
-/// How often a key is granted here while another proxy waits for it. It is more often than a key in the store, because each
-/// way back and forth costs two writes; and these grants take no longer than [`PASSING_US`].
+/// How often a key is granted here once this proxy knows that another proxy waits for it. These are more grants than for a
+/// key in the store ([`TURN_AFTER`](record::TURN_AFTER)), because each hand-over and return costs two writes.
+/// [`PASSING_US`] limits their time as well.
 const PASSES: u32 = 64;
 /// How long a key is granted here while another proxy waits for it, in microseconds.
 pub const PASSING_US: u64 = 5_000;

@@ -41,19 +41,30 @@ impl PlanCache {
 
     /// The answer to the request, if it is there.
     pub fn get(&self, request: &PlanRequest) -> Option<Answer> {
+        if asked_bytes(request) > MOST_BYTES {
+            return None;
+        }
         self.shards[place(hash(request))].lock().answers.get(request).cloned()
     }
 
     /// Keeps an answer if the request came before.
     pub fn insert(&self, request: PlanRequest, answer: &Answer) {
+        if asked_bytes(&request) + answered_bytes(answer) > MOST_BYTES {
+            return;
+        }
         let hash = hash(&request);
         let mut shard = self.shards[place(hash)].lock();
         // Of 64 bits, the lowest choose the shard, the next ones the place in it, and the highest are kept.
         let kept = (hash >> 32) as u32;
         let seen = std::mem::replace(&mut shard.seen[(hash as usize / SHARDS) % SEEN], kept);
-        if seen == kept && bytes(&request, answer) <= MOST_BYTES {
+        if seen == kept {
             shard.answers.insert(Arc::new(request), answer.clone());
         }
+    }
+
+    /// Forgets all answers.
+    pub fn clear(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().answers = BoundedMap::new(MOST));
     }
 }
 
@@ -65,8 +76,7 @@ fn place(hash: u64) -> usize {
     hash as usize % SHARDS
 }
 
-/// The bytes of the texts that an entry has.
-fn bytes(request: &PlanRequest, answer: &Answer) -> usize {
+fn asked_bytes(request: &PlanRequest) -> usize {
     let pairs = |pairs: &[(String, String)]| {
         pairs.iter().map(|(name, value)| name.len() + value.len() + PAIR_BYTES).sum::<usize>()
     };
@@ -74,16 +84,17 @@ fn bytes(request: &PlanRequest, answer: &Answer) -> usize {
         let lists = pairs(&http.captures) + pairs(&http.query) + pairs(&http.headers);
         http.method.len() + http.path.len() + lists + http.body.len()
     });
-    let asked = request.resource.len() + request.owner.len() + pairs(&request.labels) + http;
-    asked
-        + match answer {
-            Err(reason) => reason.len(),
-            Ok(plan) => {
-                let keys = plan.keys.iter().map(|key| key.as_str().len() + PAIR_BYTES).sum::<usize>();
-                let labels = plan.labels.iter().map(|(name, value)| name.len() + value.len() + PAIR_BYTES);
-                keys + plan.group.len() + labels.sum::<usize>()
-            }
-        }
+    request.resource.len() + request.owner.len() + pairs(&request.labels) + http
+}
+
+fn answered_bytes(answer: &Answer) -> usize {
+    let plan = match answer {
+        Err(reason) => return reason.len(),
+        Ok(plan) => plan,
+    };
+    let keys = plan.keys.iter().map(|key| key.as_str().len() + PAIR_BYTES).sum::<usize>();
+    let labels = plan.labels.iter().map(|(name, value)| name.len() + value.len() + PAIR_BYTES);
+    keys + plan.group.len() + labels.sum::<usize>()
 }
 
 #[cfg(test)]
