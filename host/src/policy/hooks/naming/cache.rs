@@ -111,9 +111,9 @@ mod tests {
         Err(reason.to_owned())
     }
 
-    fn keep(cache: &PlanCache, resource: String, reason: &str) {
+    fn keep(cache: &PlanCache, resource: &str, reason: &str) {
         for _ in 0..2 {
-            cache.insert(named(resource.clone()), &refused(reason));
+            cache.insert(named(resource.to_owned()), &refused(reason));
         }
     }
 
@@ -121,14 +121,14 @@ mod tests {
     fn the_cache_is_bounded_by_entries_and_by_their_size() {
         let cache = PlanCache::new();
         for n in 0..100_000 {
-            keep(&cache, format!("resource {n}"), "no");
+            keep(&cache, &format!("resource {n}"), "no");
         }
         let kept: usize =
             (0..100_000).filter(|n| cache.get(&named(format!("resource {n}"))).is_some()).count();
         assert!((SHARDS * MOST / 2..=SHARDS * MOST).contains(&kept), "{kept}");
         assert_eq!(cache.get(&named("resource 99999".to_owned())), Some(refused("no")));
         for (name, reason) in [("x".repeat(2_000), "no".to_owned()), ("y".to_owned(), "n".repeat(2_000))] {
-            keep(&cache, name.clone(), &reason);
+            keep(&cache, &name, &reason);
             assert_eq!(cache.get(&named(name)), None);
         }
     }
@@ -140,7 +140,7 @@ mod tests {
             cache.insert(named(format!("resource {n}")), &refused("no"));
             assert_eq!(cache.get(&named(format!("resource {n}"))), None);
         }
-        keep(&cache, "resource 9999".to_owned(), "no");
+        keep(&cache, "resource 9999", "no");
         assert_eq!(cache.get(&named("resource 9999".to_owned())), Some(refused("no")));
     }
 }
