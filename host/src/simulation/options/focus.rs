@@ -199,10 +199,21 @@ impl Options {
     fn with_a_killed_owner(self, random: &mut StdRng) -> Options {
         let (policy, killed, by) = ("lease", 0, 1);
         let killed_ms = random.random_range(1_500..6_000);
-        // With few stripes, one lease keeps most resources from being granted.
-        let stripes = *[1, 1_000].choose(random).unwrap_or(&1);
-        let settings = Settings { stripes, ..Settings::of(policy) };
+        // With one stripe, one lease keeps all resources from being granted, and the leases of a key are for different ones.
+        let (before, after) = *[(0, 1), (0, 1_000), (1, 0)].choose(random).unwrap_or(&(0, 1));
         let planned = |at_ms, fault| Planned { at_ms, fault };
+        let renamed = |stripes| {
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            Fault::Replace { proxy: by, policy, settings }
+        };
+        let changed_ms = killed_ms + random.random_range(0..3_000);
+        let mut faults = vec![
+            planned(killed_ms, Fault::Kill { proxy: killed, down_ms: 60_000 }),
+            planned(changed_ms, renamed(after)),
+        ];
+        if before > 0 {
+            faults.insert(0, planned(0, renamed(before)));
+        }
         Options {
             policies: vec![policy],
             proxies: 2,
@@ -217,13 +228,7 @@ impl Options {
             second: None,
             second_ahead_ms: 0,
             lasts: Duration::from_secs(45),
-            faults: vec![
-                planned(killed_ms, Fault::Kill { proxy: killed, down_ms: 60_000 }),
-                planned(
-                    killed_ms + random.random_range(0..3_000),
-                    Fault::Replace { proxy: by, policy, settings },
-                ),
-            ],
+            faults,
             ..self
         }
     }
