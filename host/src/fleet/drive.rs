@@ -502,7 +502,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Lets this proxy grant keys from its memory again, once no policy changes.
+    /// Lets this proxy grant keys from its memory again if no policy is being changed.
     fn resume_delegations(&self) {
         if self.0.view.borrow().records.iter().all(|record| record.candidate.is_none()) {
             self.0.service.resume_delegations();

@@ -176,7 +176,7 @@ pub struct Delegated {
     pub record: Record,
     /// The last of the delegation's tokens; the first one is above the record's.
     pub last_token: Token,
-    /// How long the delegation lasts, in microseconds, at the moment of the decision.
+    /// How much longer the delegation lasts from the moment of the decision on, in microseconds.
     pub left_us: u64,
     /// Whether another proxy waits for the key.
     pub is_wanted: bool,

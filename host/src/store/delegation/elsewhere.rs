@@ -160,7 +160,8 @@ impl Shared {
     }
 }
 
-/// The answer if another proxy did not give a key back in time. Whether a claim has its lease already is not known then.
+/// The answer if another proxy did not give a key back in time. It is then not known whether an earlier attempt of a claim was
+/// granted.
 fn given_up(ops: &[Op], mut reply: Reply, is_lost: bool) -> Result<Reply, StoreError> {
     let is_unknown = |op: &Op| match op {
         Op::Rejoin(_) => true,
