@@ -30,26 +30,8 @@ pub struct Args {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// When proxies grant the keys of `lease` from their memory.
-    #[arg(long, value_enum, default_value = "never")]
-    delegate: Delegate,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Delegate {
-    Never,
-    Contended,
-    Always,
-}
-
-impl Delegate {
-    /// As the setting of the policy `default`.
-    fn setting(self) -> &'static str {
-        match self {
-            Delegate::Never => "never",
-            Delegate::Contended => "contended",
-            Delegate::Always => "always",
-        }
-    }
+    #[arg(long, value_name = "WHEN", default_value = "never", value_parser = ["never", "contended", "always"])]
+    delegate: String,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -113,7 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.env("LOCKKEEPER_TORTURE_FAKETIME", servers::faketime()?);
     test.env("LOCKKEEPER_TORTURE_MINUTES", args.minutes.to_string());
     test.env("LOCKKEEPER_TORTURE_SEED", seed.to_string());
-    test.env("LOCKKEEPER_TORTURE_DELEGATE", args.delegate.setting());
+    test.env("LOCKKEEPER_TORTURE_DELEGATE", &args.delegate);
     Ok(ExitCode::from(steps::code(steps::status(&mut test)?)))
 }
 

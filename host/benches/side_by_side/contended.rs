@@ -174,14 +174,7 @@ impl Crowd {
     async fn round(&self, length: Duration, round: usize) -> Result<Served> {
         // Each round has its own key, so waiters that the last round left behind are not in the way.
         let resource = format!("{}/one/{round}", self.prefix);
-        let began = Instant::now();
-        let mut tasks = JoinSet::new();
-        for owner in 0..CLIENTS {
-            let client = Client::connect(self.api(owner)).await?;
-            let request = http::acquire(&resource, &format!("client-{owner}"), WAIT_MS);
-            tasks.spawn(queue_up(client, request, began, length));
-        }
-        served(tasks).await
+        Ok(in_all(queued(&self.apis, &resource, length).await?))
     }
 
     /// Clients arrive one after another while the key is held. Then the key is released, and each client releases it
@@ -278,12 +271,30 @@ impl Crowd {
     }
 }
 
-pub async fn queue_up(
-    mut client: Client,
-    request: Vec<u8>,
-    began: Instant,
-    length: Duration,
-) -> Result<Served> {
+/// Clients that are spread over proxies want one key. Returns what the clients of each proxy saw.
+pub async fn queued(apis: &[SocketAddr], resource: &str, length: Duration) -> Result<Vec<Served>> {
+    let began = Instant::now();
+    let mut sides: Vec<_> = apis.iter().map(|_| JoinSet::new()).collect();
+    for owner in 0..CLIENTS {
+        let at = owner % apis.len();
+        let client = Client::connect(apis[at]).await?;
+        let request = http::acquire(resource, &format!("client-{owner}"), WAIT_MS);
+        sides[at].spawn(queue_up(client, request, began, length));
+    }
+    let mut seen = Vec::new();
+    for side in sides {
+        seen.push(served(side).await?);
+    }
+    Ok(seen)
+}
+
+/// What the clients of all proxies saw.
+pub fn in_all(seen: Vec<Served>) -> Served {
+    let grants = seen.iter().map(|(grants, _)| grants).sum();
+    (grants, seen.into_iter().flat_map(|(_, waits)| waits).collect())
+}
+
+async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: Duration) -> Result<Served> {
     let (mut grants, mut waits) = (0, Vec::new());
     while began.elapsed() < length {
         let asked = Instant::now();

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::contended::{Served, queue_up, served};
+use crate::contended::{Served, in_all, queued, served};
 use crate::cycles::{Clients, proxy_round};
 use crate::http::{self, Client};
 use crate::redis::{self, Redis};
@@ -160,7 +160,8 @@ async fn one_key(world: &World, redis: &Redis, quick: bool, report: &mut Report)
     for round in 0..rounds {
         let (grants, _) = polled(redis, length).await?;
         theirs.push(grants as f64 / length.as_secs_f64());
-        let (grants, took) = queued(&[world.api()], &format!("delegated/one/{round}"), length).await?;
+        let seen = queued(&[world.api()], &format!("delegated/one/{round}"), length).await?;
+        let (grants, took) = in_all(seen);
         ours.push(grants as f64 / length.as_secs_f64());
         waits.extend(took);
     }
@@ -183,17 +184,6 @@ async fn one_key(world: &World, redis: &Redis, quick: bool, report: &mut Report)
         details: json!({ "p99_ms": p99_ms, "median_ms": millis(median(&waits)) }),
     });
     Ok(())
-}
-
-async fn queued(proxies: &[std::net::SocketAddr], resource: &str, length: Duration) -> Result<Served> {
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for owner in 0..CLIENTS as usize {
-        let client = Client::connect(proxies[owner % proxies.len()]).await?;
-        let request = http::acquire(resource, &format!("client-{owner}"), WAIT_MS);
-        tasks.spawn(queue_up(client, request, began, length));
-    }
-    served(tasks).await
 }
 
 async fn polled(redis: &Redis, length: Duration) -> Result<Served> {
@@ -235,9 +225,10 @@ async fn two_proxies(world: &World, quick: bool, report: &mut Report) -> Result<
     tokio::time::sleep(Duration::from_secs(if quick { 0 } else { 5 })).await;
     let (mut ours, mut usual, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        let (grants, _) = queued(&proxies, &format!("bench/both/{round}"), length).await?;
+        let (grants, _) = in_all(queued(&proxies, &format!("bench/both/{round}"), length).await?);
         usual.push(grants as f64 / length.as_secs_f64());
-        let [one, both] = shared(&proxies, &format!("delegated/both/{round}"), length).await?;
+        let seen = queued(&proxies, &format!("delegated/both/{round}"), length).await?;
+        let (one, both) = (seen[0].0, in_all(seen).0);
         ours.push(both as f64 / length.as_secs_f64());
         shares.push(one as f64 / both as f64);
     }
@@ -263,18 +254,4 @@ async fn two_proxies(world: &World, quick: bool, report: &mut Report) -> Result<
         details: json!({ "shares": shares }),
     });
     Ok(())
-}
-
-/// The grants of the first proxy, and of both.
-async fn shared(proxies: &[std::net::SocketAddr; 2], resource: &str, length: Duration) -> Result<[usize; 2]> {
-    let began = Instant::now();
-    let mut sides = [JoinSet::new(), JoinSet::new()];
-    for owner in 0..CLIENTS as usize {
-        let client = Client::connect(proxies[owner % 2]).await?;
-        let request = http::acquire(resource, &format!("client-{owner}"), WAIT_MS);
-        sides[owner % 2].spawn(queue_up(client, request, began, length));
-    }
-    let [one, other] = sides;
-    let (one, other) = tokio::try_join!(served(one), served(other))?;
-    Ok([one.0, one.0 + other.0])
 }

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 mod focus;
 
 use super::application::GUARDED;
-use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
+use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, Settings, plan};
 
 /// The policies of a run. Each starts with the primitive of the same name, with three exceptions: a resource of
 /// `pool` is any one of several leases, `backoff` polls for leases, and `guarded` serves the requests of guarded
@@ -214,11 +214,15 @@ impl Options {
     /// Lets proxies grant keys from their memory, by all policies of the run.
     fn delegate(&mut self, when: &'static str) {
         self.delegate = when;
-        for planned in &mut self.faults {
-            if let Fault::Replace { settings, .. } | Fault::Edit { settings, .. } = &mut planned.fault {
-                settings.delegate = when;
-            }
-        }
+        self.planned_settings().for_each(|settings| settings.delegate = when);
+    }
+
+    /// The settings that policies get in the run.
+    fn planned_settings(&mut self) -> impl Iterator<Item = &mut Settings> {
+        self.faults.iter_mut().filter_map(|planned| match &mut planned.fault {
+            Fault::Replace { settings, .. } | Fault::Edit { settings, .. } => Some(settings),
+            _ => None,
+        })
     }
 
     /// Adds files of principals that reach one proxy after another, and do not reach some of them for a long time.
@@ -324,6 +328,7 @@ impl Options {
         }
         add(&|options| options.authenticates = false);
         add(&|options| options.delegate("never"));
+        add(&|options| options.delegates_long_leases = false);
         add(&|options| options.to_the_first_percent = 0);
         add(&|options| options.asks_for_several = false);
         add(&|options| options.in_order = false);

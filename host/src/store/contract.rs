@@ -17,12 +17,15 @@ use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag, UNNOT
 use crate::lock::{Key, LeaseRef, Mode, Space, Token};
 use crate::random;
 
+mod changed;
 mod grants;
 mod leases;
 mod listing;
 mod once;
 mod races;
 mod values;
+
+pub use changed::Changed;
 
 /// The kind of store that a property needs. All stores of one kind share their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

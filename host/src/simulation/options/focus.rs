@@ -283,11 +283,7 @@ impl Options {
             2..=5 => return self.with_owners_that_go_away(random),
             _ => {}
         }
-        for planned in &mut self.faults {
-            if let Fault::Replace { settings, .. } | Fault::Edit { settings, .. } = &mut planned.fault {
-                settings.global_order = false;
-            }
-        }
+        self.planned_settings().for_each(|settings| settings.global_order = false);
         Options {
             policies: vec![*["lease", "lease", "lease", GUARDED].choose(random).unwrap_or(&"lease")],
             clients: random.random_range(4..=32),

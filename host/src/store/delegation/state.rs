@@ -177,10 +177,7 @@ impl State {
                 self.extend(key, asked, work);
             }
             Decision::GoBack => self.give_back(key, Some(group), now, work),
-            Decision::Over => {
-                work.push(Work::Lost(held.leases(now).collect()));
-                self.end(key, Some(group), work);
-            }
+            Decision::Over => self.lose(key, Some(group), now, work),
         }
     }
 
@@ -209,12 +206,10 @@ impl State {
     ) -> Option<Box<Delegate>> {
         let claim = group.ops.iter().find_map(claim_of)?;
         let delegable = claim.delegable.as_ref()?;
-        let is_busy = self.recent.is_busy(key, now);
-        // A claim behind a release comes from a waiter.
-        let is_contended = matches!(group.ops[0], Op::Release(_));
         let wants = match delegable.when {
             When::Always => true,
-            When::Contended => is_contended || is_busy,
+            // A claim behind a release comes from a waiter.
+            When::Contended => self.recent.is_busy(key, now) || matches!(group.ops[0], Op::Release(_)),
         };
         let claims = group.ops.iter().filter(|op| claim_of(op).is_some()).count();
         let is_open = self.life.may_grant && !self.suspended && !self.is_stopping;
@@ -242,19 +237,25 @@ impl State {
     /// stopped to respect its leases. The group, if there is one, is decided by the store after that.
     pub fn give_back(&mut self, key: &Key, group: Option<Group>, now: Instant, work: &mut Vec<Work>) {
         let Some(entry) = self.keys.get_mut(key) else { return };
+        if matches!(&entry.stage, Stage::Held(held) if held.life != self.life.number) {
+            return self.lose(key, group, now, work);
+        }
         entry.waiting.extend(group.map(Waiting::Group));
         entry.goes_back = true;
         match std::mem::replace(&mut entry.stage, Stage::Asked) {
-            Stage::Held(held) if held.life != self.life.number => {
-                work.push(Work::Lost(held.leases(now).collect()));
-                self.end(key, None, work);
-            }
             Stage::Held(held) => {
                 work.push(Work::Restore(Box::new(held.restore(now))));
                 entry.stage = Stage::Returning(held);
             }
             stage => entry.stage = stage,
         }
+    }
+
+    /// Gives up a key with its leases: other proxies may grant it.
+    fn lose(&mut self, key: &Key, group: Option<Group>, now: Instant, work: &mut Vec<Work>) {
+        let leases = self.held(key).into_iter().flat_map(|held| held.leases(now));
+        work.push(Work::Lost(leases.collect()));
+        self.end(key, group, work);
     }
 
     /// A group of several keys waits until the key is back.
@@ -278,11 +279,11 @@ impl State {
     /// What is due for some keys: answers that are late, extensions, and keys that go back.
     pub fn sweep(&mut self, now: Instant, work: &mut Vec<Work>) {
         let life = self.life;
-        let due = self.keys.iter().filter(|(_, entry)| entry.is_due(now, life));
+        let due = self.keys.iter().filter(|(_, entry)| entry.is_late(now) || entry.due(now, life).is_some());
         let due: Vec<Key> = due.map(|(key, _)| key.clone()).collect();
         for key in due {
             let Some(entry) = self.keys.get_mut(&key) else { continue };
-            while entry.waiting.front().is_some_and(|waiting| waiting.is_late(now)) {
+            while entry.is_late(now) {
                 let late = match entry.waiting.pop_front() {
                     Some(Waiting::Group(group)) => Some(group),
                     Some(Waiting::Several(group)) => group.lock().take(),
@@ -291,28 +292,36 @@ impl State {
                 let why = "the store does not answer in time for a delegated key".to_owned();
                 work.extend(late.map(|group| Work::Answer(group.done, Err(StoreError::Unsent { why }))));
             }
-            let Stage::Held(held) = &mut entry.stage else { continue };
-            if held.is_over(now) || life.number != held.life {
-                work.push(Work::Lost(held.leases(now).collect()));
-                self.end(&key, None, work);
-            } else if entry.goes_back || held.is_due_back(now) {
-                self.give_back(&key, None, now, work);
-            } else if let Some(asked) = held.due(now).filter(|_| life.may_grant) {
-                self.extend(&key, asked, work);
+            match entry.due(now, life) {
+                Some(Due::Lost) => self.lose(&key, None, now, work),
+                Some(Due::Return) => self.give_back(&key, None, now, work),
+                Some(Due::Extension(asked)) => self.extend(&key, asked, work),
+                None => {}
             }
         }
     }
 }
 
+/// What is to be done for a key although no operation asks for it.
+enum Due {
+    Lost,
+    Return,
+    Extension(Extend),
+}
+
 impl Entry {
-    fn is_due(&self, now: Instant, life: Life) -> bool {
-        let is_late = self.waiting.front().is_some_and(|waiting| waiting.is_late(now));
-        is_late
-            || matches!(&self.stage, Stage::Held(held) if self.goes_back
-                || held.is_over(now)
-                || held.is_due_back(now)
-                || held.due(now).is_some()
-                || life.number != held.life)
+    fn due(&self, now: Instant, life: Life) -> Option<Due> {
+        let Stage::Held(held) = &self.stage else { return None };
+        match () {
+            () if held.is_over(now) || life.number != held.life => Some(Due::Lost),
+            () if self.goes_back || held.is_due_back(now) => Some(Due::Return),
+            () => held.due(now).filter(|_| life.may_grant).map(Due::Extension),
+        }
+    }
+
+    /// Whether a group has waited for too long.
+    fn is_late(&self, now: Instant) -> bool {
+        self.waiting.front().is_some_and(|waiting| waiting.is_late(now))
     }
 }
 

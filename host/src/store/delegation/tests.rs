@@ -20,12 +20,6 @@ const BOUNDS: Bounds = Bounds {
 #[derive(Clone, Default)]
 struct Proxies(Arc<StdMutex<Map<String, Weak<Delegations>>>>);
 
-/// A proxy whose claims may all be delegated.
-struct Eager {
-    name: Arc<str>,
-    store: Arc<Delegations>,
-}
-
 impl Proxies {
     fn start(&self, name: &str, memory: &Memory) -> Arc<Delegations> {
         self.member(name, memory, Box::new(|| Life { number: 0, may_grant: true }))
@@ -45,50 +39,16 @@ impl Proxies {
         store
     }
 
+    /// A proxy whose claims may all be delegated.
     fn eager(&self, name: &str, memory: &Memory) -> Arc<dyn Store> {
-        Arc::new(Eager { name: name.into(), store: self.start(name, memory) })
+        let (store, name) = (self.start(name, memory), name.into());
+        Arc::new(contract::Changed { store, change: move |claim| eager(claim, &name) })
     }
 }
 
 fn eager(claim: Claim, name: &Arc<str>) -> Claim {
     let delegable = Some(Delegable { rules: "p@1".into(), when: When::Always });
     Claim { proxy: name.clone(), delegable, ..claim }
-}
-
-impl Store for Eager {
-    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
-        let of = |op| match op {
-            Op::Acquire(claim) => Op::Acquire(eager(claim, &self.name)),
-            Op::Rejoin(claim) => Op::Rejoin(eager(claim, &self.name)),
-            op => op,
-        };
-        self.store.submit(group.into_iter().map(of).collect(), deadline, done);
-    }
-
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.store.submit_renewal(op, deadline, done);
-    }
-
-    fn list(
-        &self,
-        prefix: String,
-        after: Option<Key>,
-        limit: usize,
-    ) -> StoreFuture<Result<Page, StoreError>> {
-        self.store.list(prefix, after, limit)
-    }
-
-    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
-        self.store.read(key)
-    }
-
-    fn health(&self) -> Health {
-        self.store.health()
-    }
-
-    fn lacks(&self, space: Space) -> Option<String> {
-        self.store.lacks(space)
-    }
 }
 
 fn memory() -> Memory {
