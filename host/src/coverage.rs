@@ -47,6 +47,8 @@ branches! {
     Settled "fleet: a change that all have acknowledged goes live"
     CalledOff "fleet: a change is called off"
     RulesDiffer "fleet: the rules of a proxy are not those of its store"
+    NamesRecorded "fleet: a proxy records that all leases have their keys"
+    StartsNamed "fleet: a proxy that has just started need not read the leases"
     RulesRecorded "fleet: a proxy records its rules"
     ParkedNames "sessions: a session with named locks is parked"
     ParkedRows "sessions: a session with row locks is parked"

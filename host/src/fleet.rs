@@ -7,6 +7,7 @@
 //! | [`change`] | replaces a policy on all members |
 //! | [`push`] | pushes of policies by operators and files |
 //! | [`naming`] | changes how guarded requests are named |
+//! | [`named`] | records that all leases have the keys that the records name |
 //! | [`rules`] | compares the rules of who may do what |
 //! | [`status`] | the state for operators |
 //! | [`host`] | identifies the process of a proxy |
@@ -45,6 +46,7 @@ mod change;
 mod drive;
 mod host;
 mod machine;
+mod named;
 mod naming;
 mod push;
 mod rules;
@@ -90,6 +92,8 @@ pub struct Parts {
     pub config: FleetConfig,
     /// The metrics to which the fleet reports.
     pub metrics: Metrics,
+    /// The stores other than the table, as text.
+    pub stores: String,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
     /// The rules of this proxy: who may do what.
@@ -115,6 +119,8 @@ struct Inner {
     routes: Component,
     /// The records of how guarded requests are named. Locked while they change, and while this proxy joins with them.
     naming: tokio::sync::Mutex<Records>,
+    /// [`Parts::stores`].
+    stores: String,
     state: Mutex<State>,
     view: latest::Sender<View>,
     peer_secret: latest::Sender<Option<PeerSecret>>,
@@ -147,6 +153,8 @@ struct State {
     acks: BTreeMap<String, u64>,
     /// For each policy, why this member does not acknowledge its record.
     held_up: BTreeMap<String, String>,
+    /// What this proxy has recorded as [`View::named_by`].
+    named_by: Option<String>,
     /// Why this proxy is not a member.
     trouble: Option<String>,
     /// When a heartbeat was last answered.
@@ -172,6 +180,7 @@ impl Fleet {
             policies,
             routes,
             naming,
+            stores,
             address,
             config,
             metrics,
@@ -191,6 +200,7 @@ impl Fleet {
             host: host::here(),
             routes: record_of(&routes),
             naming: tokio::sync::Mutex::new(naming_records(&naming)),
+            stores,
             state: Mutex::new(state),
             view,
             peer_secret,

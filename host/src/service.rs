@@ -18,7 +18,7 @@
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
 //! | `in_flight`, `history` | parts of the loop: claims in flight, the last decisions about each key |
-//! | `rollout` | replacing a policy while locks are held; `survey`: the leases in the store |
+//! | `rollout` | replacing a policy while locks are held; `survey`: the leases in the store; `named`: whether all have their keys |
 //! | `shadow`, `swap` | leases that hold the keys of an earlier policy, and the step in which the next one goes live |
 //! | `tag` | the part of a request that is stored with its lease |
 //! | `gate` | whether locks are granted |
@@ -31,6 +31,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::config::{Limits, Route};
 use crate::lock::Key;
+use crate::mutex::Mutex;
 use crate::policy::{Digest, Policies};
 use crate::store::{Health, Store};
 use crate::telemetry::Metrics;
@@ -48,6 +49,7 @@ mod in_flight;
 mod inspect;
 mod lease;
 mod message;
+mod named;
 mod once;
 mod peers;
 mod planning;
@@ -138,6 +140,7 @@ impl Service {
             notices,
             gate: Gate::default(),
             rules: RulesGate::new(),
+            named: Mutex::default(),
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));

@@ -142,6 +142,11 @@ impl Client {
     /// The status of the answer to a `GET`.
     pub async fn status(&mut self, path: &str) -> Result<u16> {
         self.send(&get(path)).await?;
+        self.answered().await
+    }
+
+    /// Reads an answer. Returns its status.
+    pub async fn answered(&mut self) -> Result<u16> {
         Ok(self.answer().await?.0)
     }
 

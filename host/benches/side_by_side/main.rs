@@ -20,6 +20,7 @@ mod decision;
 mod delegated;
 mod direct;
 mod guard;
+mod held;
 mod http;
 mod machine;
 mod nginx;
@@ -146,6 +147,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("guard") {
         guard::measure(world, args.nginx.as_deref(), args.quick, report).await.context("guard")?;
+    }
+    if wanted("held") {
+        held::measure(world, args.quick, report).await.context("held")?;
     }
     let deadlocks = direct::deadlocks(world.url()).await?;
     report.add(Row {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use lockkeeper::config::{ManagedConfig, ServerBinary};
 use lockkeeper::mysql::managed::ManagedServer;
+use lockkeeper::policy::Digest;
 
 use crate::http::Client;
 
@@ -29,6 +30,7 @@ pub struct Proxy {
     child: Child,
     api: SocketAddr,
     admin: SocketAddr,
+    dir: PathBuf,
     log: PathBuf,
 }
 
@@ -113,6 +115,8 @@ primitive = "advisory"
 path = "builtin:default"
 [policies.delegated.settings]
 delegate = "always"
+[policies.held]
+path = "builtin:default"
 [policies.global]
 path = "builtin:default"
 [policies.global.settings]
@@ -126,6 +130,9 @@ policy = "delegated"
 [[routes]]
 resource = "global/*"
 policy = "global"
+[[routes]]
+resource = "held/*"
+policy = "held"
 [[routes]]
 resource = "once/*"
 policy = "once"
@@ -143,6 +150,24 @@ impl Proxy {
         self.api
     }
 
+    /// Replaces the component of a policy, and waits until the new one is live.
+    pub async fn push(&self, policy: &str, component: &[u8]) -> Result<()> {
+        let length = component.len();
+        let head = format!("PUT /v1/policies/{policy} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
+        let request = [head.as_bytes(), component].concat();
+        let mut admin = Client::connect(self.admin).await?;
+        admin.send(&request).await?;
+        let status = admin.answered().await?;
+        if !matches!(status, 200 | 202) {
+            bail!("the policy was refused: {status}");
+        }
+        let live = format!("\"digest\":\"{}\"", Digest::of(component));
+        while !admin.get("/v1/policies").await?.contains(&live) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// The proxy's resident memory in bytes.
     pub fn memory(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
@@ -158,12 +183,23 @@ impl Proxy {
             "[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n{POLICIES}{more}"
         );
         fs::write(&config, text)?;
-        let log = dir.join("proxy.log");
+        Proxy::serve(dir, api, admin).await
+    }
+
+    /// Starts a proxy whose process is over again, in its folder.
+    pub async fn again(self) -> Result<Proxy> {
+        let (dir, api, admin) = (self.dir.clone(), self.api, self.admin);
+        drop(self);
+        Proxy::serve(&dir, api, admin).await
+    }
+
+    async fn serve(dir: &Path, api: SocketAddr, admin: SocketAddr) -> Result<Proxy> {
+        let (config, log) = (dir.join("config.toml"), dir.join("proxy.log"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         command.arg("serve").arg("--config").arg(&config);
         command.stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?);
         let child = command.spawn().context("cannot start the proxy")?;
-        let mut proxy = Proxy { child, api, admin, log };
+        let mut proxy = Proxy { child, api, admin, dir: dir.to_owned(), log };
         proxy.wait_until_ready().await?;
         Ok(proxy)
     }

@@ -104,8 +104,8 @@ impl Fleet {
         let work = async {
             let mut fresh = true;
             loop {
-                self.join(&mut watch, fresh).await;
-                self.follow(&mut watch, fresh).await;
+                let is_open = self.join(&mut watch, fresh).await;
+                self.follow(&mut watch, !is_open).await;
                 fresh = false;
             }
         };
@@ -116,20 +116,21 @@ impl Fleet {
         }
     }
 
-    /// Returns when this proxy is a member. If the proxy joins again, it grants from then on.
-    async fn join(&self, watch: &mut Watch, fresh: bool) {
-        loop {
+    /// Returns when this proxy is a member. Tells whether it grants from then on: if it joins again, or if all leases
+    /// in the store are known to have the keys that the records name.
+    async fn join(&self, watch: &mut Watch, fresh: bool) -> bool {
+        let are_named = loop {
             let id = self.register().await;
             match self.activate(watch, id, fresh).await {
-                Some(acks) => {
+                Some((acks, are_named)) => {
                     let mut state = self.0.state.lock();
                     (state.stage, state.acks, state.trouble) = (Stage::Member, acks, None);
                     (state.since, state.held_up) = (clock::now(), BTreeMap::new());
-                    break;
+                    break are_named;
                 }
                 None => tracing::info!("the proxy joins its fleet again"),
             }
-        }
+        };
         // The answer to this heartbeat allows this proxy to write.
         self.0.fresh_view(&mut watch.views).await;
         let state = self.0.state.lock();
@@ -137,10 +138,15 @@ impl Fleet {
         if state.stage == Stage::Member {
             reached(if fresh { Branch::Joins } else { Branch::JoinsAgain });
             tracing::info!(id = machine::shown(state.id), "joined the fleet");
-            if !fresh {
+            if fresh && are_named {
+                reached(Branch::StartsNamed);
+                self.0.service.take_as_named();
+            }
+            if !fresh || are_named {
                 self.0.service.open();
             }
         }
+        !fresh || are_named
     }
 
     async fn register(&self) -> u64 {
@@ -161,8 +167,14 @@ impl Fleet {
         }
     }
 
-    /// Becomes a member that may grant, and returns the records that it has acknowledged. `None` if its row is gone.
-    async fn activate(&self, watch: &mut Watch, id: u64, fresh: bool) -> Option<BTreeMap<String, u64>> {
+    /// Becomes a member that may grant. Returns the records that it has acknowledged, and whether every lease is known
+    /// to have the keys that these name. `None` if its row is gone.
+    async fn activate(
+        &self,
+        watch: &mut Watch,
+        id: u64,
+        fresh: bool,
+    ) -> Option<(BTreeMap<String, u64>, bool)> {
         let own = self.0.own();
         // A proxy initializes the records only once: if two proxies with different policies start at the same time,
         // the first then follows the second.
@@ -195,7 +207,7 @@ impl Fleet {
             };
             drop(naming);
             match established {
-                Ok(Some(acks)) => return Some(acks),
+                Ok(Some(acks)) => return Some((acks, self.are_named(&view))),
                 Ok(None) => {
                     founds = false;
                     self.0.hurry.notify_one();
@@ -336,8 +348,9 @@ impl Fleet {
                     FleetAction::Settle { name, seq } => self.settle(&name, seq).await,
                 };
             }
-            if moved {
-                self.0.hurry.notify_one();
+            match moved {
+                true => self.0.hurry.notify_one(),
+                false => self.record_names(&view, &acks).await,
             }
         }
     }

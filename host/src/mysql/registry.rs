@@ -136,6 +136,10 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.write_rules(before.as_ref(), &now))
     }
 
+    fn record_named_by(&self, names: String) -> StoreFuture<Result<(), StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.write_named_by(&names))
+    }
+
     fn allow(&self, until: Option<(ServerTime, Instant)>) {
         self.0.context.membership.allow(until);
     }

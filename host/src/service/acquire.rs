@@ -64,8 +64,11 @@ async fn attempt(
     shared.opened().await?;
     shared.rules.check(&request.principal)?;
     let _place = WaiterSlot::take(shared, request)?;
+    let began = clock::now();
     for _ in 0..REPLANS {
-        let planned = planned(shared, policy, request, call)?;
+        let mut planned = planned(shared, policy, request, call)?;
+        // A request that is planned again waits for the rest of its time.
+        planned.plan.wait_ms = planned.plan.wait_ms.saturating_sub(clock::now().ms_since(began));
         let charge = request.charge(&planned.plan)?;
         let Some(result) = enqueue(shared, request, &planned, charge).await else { continue };
         return match result {

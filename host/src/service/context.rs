@@ -9,6 +9,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::errors::AcquireError;
 use super::gate::Gate;
 use super::message::Msg;
+use super::named::Named;
 use super::peers::Peers;
 use super::request::Request;
 use super::rules::RulesGate;
@@ -18,6 +19,7 @@ use crate::clock;
 use crate::config::{Limits, Route};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Outcome, Tag};
+use crate::mutex::Mutex;
 use crate::policy::{Generation, Policies};
 use crate::store::{Health, Store, StoreError};
 use crate::telemetry::Metrics;
@@ -50,6 +52,8 @@ pub(super) struct ServiceContext {
     pub gate: Gate,
     /// Closed while the rules of this proxy are not those of its store.
     pub rules: RulesGate,
+    /// Whether all leases have the keys that the live generations name.
+    pub named: Mutex<Named>,
 }
 
 impl ServiceContext {

@@ -168,7 +168,10 @@ impl EventLoop {
             }
             Msg::Swap(swap) => self.swap(swap),
             Msg::Settle(reply) => self.in_flight.await_all(reply),
-            Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
+            Msg::ShadowOver { nonce } => {
+                self.shadows.remove(nonce);
+                self.shared.named.lock().lease_over(!self.shadows.is_empty());
+            }
             Msg::Drain { reply } => {
                 self.handle(Event::Shutdown);
                 self.draining = Some(reply);

@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::history::What;
 use super::shadow::{NewPlan, Shadow};
+use super::survey::Survey;
 use super::views::{Decision, QueueEntry};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Outcome, Release};
@@ -125,10 +126,9 @@ pub(super) struct Swap {
     /// Whether the live generation stays live and names keys together with this one.
     pub beside: bool,
     pub plans: Plans,
-    /// The shadows of the leases that the survey of the store found.
-    pub stored: Vec<Shadow>,
-    /// When the survey of the store began, if there was one.
-    pub looked_at: Option<Instant>,
+    /// What a survey found of the leases. Without one, the generation is not asked about leases: either it names keys
+    /// beside the live one, or nothing is granted before a survey.
+    pub survey: Option<Arc<Survey>>,
     pub reply: oneshot::Sender<SwapStep>,
 }
 

@@ -16,22 +16,19 @@
 //! The event loop applies the result in one step: see [`super::swap`]. Requests that were planned by the old
 //! generation are planned again.
 
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::context::{Service, ServiceContext};
-use super::message::{Msg, Plans, Swap, SwapStep};
-use super::shadow::{NewPlan, Shadow};
-use super::survey::{self, Held};
-use crate::clock;
+use super::message::{Msg, Swap, SwapStep};
+use super::shadow::Shadow;
+use super::survey::{Lacking, Survey, plans_for};
 use crate::coverage::{Branch, reached};
-use crate::lock::Instant;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Holder;
-use crate::policy::{Again, Generation, PlanRequest, Prepared};
+use crate::policy::{Generation, Prepared};
 use crate::store::StoreError;
 use crate::vital;
 
@@ -105,29 +102,24 @@ impl Service {
     /// # Errors
     /// If a store cannot be read.
     pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
-        let shared = &self.shared;
         // Sessions can always be read. If a store cannot be read, its leases are waited for when the candidate
         // goes live.
-        let (held, _) = survey::held(shared, |tag| shared.concerns(&candidate, tag)).await?;
-        let asked = survey::requests(&held).collect();
-        let plans = plans_for(shared, candidate, HashMap::default(), asked).await?;
-        let has_no_keys = |lease: &&Held| plans.get(&lease.request).is_none_or(Option::is_none);
-        let rests = |lease: &&Held| lease.keys.iter().any(|key| key.space().rests_on_session());
-        let delegated = held.iter().filter(|lease| lease.is_delegation).count();
-        if delegated > 0 {
-            return Ok(Some(format!("{delegated} keys are delegated to proxies that do not answer")));
+        let lacking = Survey::of(&self.shared, &candidate, false).await?.lacking;
+        let count = |is: &dyn Fn(&Lacking) -> bool| {
+            let mut found = lacking.values().filter(|lacking| is(lacking));
+            let first = found.next()?;
+            Some((1 + found.count(), &first.lease.request.resource))
+        };
+        if let Some((count, _)) = count(&|lacking| lacking.lease.is_delegation) {
+            return Ok(Some(format!("{count} keys are delegated to proxies that do not answer")));
         }
-        let unknown: Vec<&Held> = held.iter().filter(has_no_keys).collect();
-        if let Some(first) = unknown.first() {
-            let (count, first) = (unknown.len(), &first.request.resource);
+        if let Some((count, first)) = count(&|lacking| lacking.plan.is_none()) {
             return Ok(Some(format!(
                 "it refuses the resources of {count} leases that have not ended, such as that of {first}"
             )));
         }
-        let lacking: Vec<&Held> =
-            held.iter().filter(rests).filter(|lease| lease.shadow(&plans, "").is_some()).collect();
-        Ok(lacking.first().map(|first| {
-            let (count, first) = (lacking.len(), &first.request.resource);
+        let rests = |lacking: &Lacking| lacking.lease.keys.iter().any(|key| key.space().rests_on_session());
+        Ok(count(&rests).map(|(count, first)| {
             format!("{count} of its leases rest on sessions and lack the new keys, such as that of {first}")
         }))
     }
@@ -144,29 +136,25 @@ impl Service {
 
 /// Makes a checked generation live, or leaves the live one in place, and examines all leases.
 async fn look(shared: &Arc<ServiceContext>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let (candidate, looked_at) = (prepared.generation(), clock::now());
-    let held = survey::complete(survey::held(shared, |tag| shared.concerns(candidate, tag)).await?)?;
-    swap(shared, prepared, Some((looked_at, held)), false).await
+    let survey = Survey::of(shared, prepared.generation(), true).await?;
+    swap(shared, prepared, Some(Arc::new(survey)), false).await
 }
 
-/// Asks the generation about all leases and waiters, and lets the loop apply it. `look`: the leases in the store, and
-/// when they were surveyed.
+/// Asks the generation about all waiters, with a survey also about the leases that it did not find, and lets the loop
+/// apply the generation.
 async fn swap(
     shared: &Arc<ServiceContext>,
     prepared: Prepared,
-    look: Option<(Instant, Vec<Held>)>,
+    survey: Option<Arc<Survey>>,
     beside: bool,
 ) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
-    let (looked_at, held) = look.map_or((None, Vec::new()), |(at, held)| (Some(at), held));
-    let mut plans = HashMap::default();
-    let mut asked: Vec<PlanRequest> = survey::requests(&held).collect();
+    let (mut plans, mut asked) = (HashMap::default(), Vec::new());
     for _ in 0..ROUNDS {
         plans = plans_for(shared, candidate.clone(), plans, asked).await?;
-        let stored = held.iter().filter_map(|lease| lease.shadow(&plans, candidate.name())).collect();
         let (reply, step) = oneshot::channel();
-        let swap =
-            Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, looked_at, reply };
+        let (prepared, plans, survey) = (prepared.clone(), plans.clone(), survey.clone());
+        let swap = Swap { prepared, beside, plans, survey, reply };
         shared.tell(Msg::Swap(swap));
         match step.await.map_err(|_| StoreError::stopped())? {
             SwapStep::Missing(more) => asked = more,
@@ -178,33 +166,6 @@ async fn swap(
     }
     let why = "requests arrive faster than the new policy can be asked about them".to_owned();
     Err(StoreError::Unavailable { why })
-}
-
-/// Asks the new generation about claims, outside the runtime's workers, because there may be thousands.
-async fn plans_for(
-    shared: &Arc<ServiceContext>,
-    generation: Arc<Generation>,
-    mut plans: Plans,
-    asked: Vec<PlanRequest>,
-) -> Result<Plans, StoreError> {
-    let shared = shared.clone();
-    let work = move || {
-        for request in asked {
-            if let Entry::Vacant(place) = plans.entry(request) {
-                let named = generation.plan_again(place.key()).map(|Again { plan, is_refused }| match shared
-                    .within_reach("", plan.clone())
-                {
-                    Ok(plan) => NewPlan::of(&plan, is_refused),
-                    Err(_) => NewPlan::of(&plan, true),
-                });
-                place.insert(named);
-            }
-        }
-        plans
-    };
-    // A lease without a plan would cast no shadow.
-    let work = vital::blocking(|| vital::run("the planning of a swap", work)).await;
-    work.map_err(|_| StoreError::stopped())
 }
 
 /// Removes shadows whose lease is over.

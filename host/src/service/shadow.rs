@@ -72,6 +72,11 @@ impl Shadows {
         }
     }
 
+    /// Whether no lease casts a shadow.
+    pub fn is_empty(&self) -> bool {
+        self.by_nonce.is_empty()
+    }
+
     pub fn remove(&mut self, nonce: u64) {
         let Some(shadow) = self.by_nonce.remove(&nonce) else { return };
         shadow.new.iter().for_each(|key| take_away(&mut self.on_key, key, nonce));

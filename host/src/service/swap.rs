@@ -53,9 +53,22 @@ pub(super) fn apply(
 impl Swap {
     /// The requests that the policy decides about, and that it has no plan for here yet.
     fn missing(&self, shared: &ServiceContext, table: &Table) -> Vec<PlanRequest> {
-        let claims = table.claims().map(|(_, claim)| claim).filter(|claim| self.decides(shared, claim));
+        let claims = table.claims().filter(|(standing, _)| self.concerns(*standing)).map(|(_, claim)| claim);
+        let claims = claims.filter(|claim| self.decides(shared, claim));
         let requests = claims.map(tag::request_of).filter(|request| !self.plans.contains_key(request));
         requests.take(MISSING).collect()
+    }
+
+    /// Whether the generation has to be asked about a claim. The survey has found most leases, and has asked.
+    fn concerns(&self, standing: Standing) -> bool {
+        match (standing, &self.survey) {
+            (Standing::Waiter { .. }, _) => true,
+            (Standing::Lease { .. }, None) => false,
+            // The loop learns of the end of a lease a little later than the store.
+            (Standing::Lease { nonce, since, until }, Some(survey)) => {
+                !survey.found(nonce) && !has_ended(since, until, survey.began, clock::now())
+            }
+        }
     }
 
     fn decides(&self, shared: &ServiceContext, claim: &Claim) -> bool {
@@ -73,7 +86,7 @@ impl Swap {
         shadows: &mut Shadows,
         replans: &mut Vec<Replan>,
     ) {
-        if !self.decides(shared, claim) {
+        if !self.concerns(standing) || !self.decides(shared, claim) {
             return;
         }
         let Some(plan) = self.plans.get(&tag::request_of(claim)) else { return };
@@ -82,13 +95,8 @@ impl Swap {
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
             waits_for_any || (holds && !claim.any)
         });
-        // While the live generation also names keys, a lease without new keys does no harm.
-        let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
         match standing {
-            // The loop learns of the end of a lease a little later than the store.
-            Standing::Lease { since, until, .. } if has_ended(since, until, self.looked_at, clock::now()) => {
-            }
-            Standing::Lease { nonce, .. } if lacks_keys => {
+            Standing::Lease { nonce, .. } if !has_keys => {
                 let policy = self.prepared.generation().name();
                 shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
             }
@@ -125,7 +133,7 @@ impl Swap {
     /// Makes the generation live and adds the shadows of leases that only the store knows.
     fn commit(self, shared: &ServiceContext, shadows: &mut Shadows) {
         // Even if the lease already casts a shadow: by another change it has other new keys.
-        shadows.extend(self.stored);
+        shadows.extend(self.survey.iter().flat_map(|survey| survey.shadows()));
         shared.store.forget();
         let generation = if self.beside {
             let candidate = self.prepared.generation().clone();
@@ -137,6 +145,10 @@ impl Swap {
                 changed => shared.policies.commit(changed),
             }
         };
+        if self.survey.is_some() {
+            let mut named = shared.named.lock();
+            named.surveyed(generation.name(), generation.number(), !shadows.is_empty());
+        }
         let _ = self.reply.send(SwapStep::Live { generation, shadows: shadows.all() });
     }
 }
@@ -165,11 +177,10 @@ fn asks_again(claim: &Claim, keys: Arc<[Key]>, global: Option<GlobalTicket>) -> 
     Box::new(Claim { keys, global, attempt, ..claim.clone() })
 }
 
-/// Whether a lease that this proxy has known since `since` has ended, as far as the lock table knows. If the
-/// survey of the store began too early to find the lease, it counts as running: another proxy may have extended
-/// it.
-fn has_ended(since: Instant, until: Instant, looked_at: Option<Instant>, now: Instant) -> bool {
-    until <= now && looked_at.is_some_and(|looked_at| since < looked_at)
+/// Whether a lease that this proxy has known since `since` has ended, as far as the lock table knows. If the survey
+/// of the store began too early to find the lease, it counts as running: another proxy may have extended it.
+fn has_ended(since: Instant, until: Instant, survey_began: Instant, now: Instant) -> bool {
+    until <= now && since < survey_began
 }
 
 #[cfg(test)]
@@ -180,9 +191,8 @@ mod tests {
     fn a_lease_counts_as_ended_when_a_read_after_its_grant_did_not_find_it() {
         let at = Instant;
         let (since, until, now) = (at(1_000), at(5_000), at(6_000));
-        assert!(has_ended(since, until, Some(at(1_001)), now));
-        assert!(!has_ended(since, until, Some(at(1_000)), now), "the look may have been too early for it");
-        assert!(!has_ended(since, until, Some(at(1_001)), at(4_999)), "it runs");
-        assert!(!has_ended(since, until, None, now), "nothing was looked at");
+        assert!(has_ended(since, until, at(1_001), now));
+        assert!(!has_ended(since, until, at(1_000), now), "the survey may have been too early for it");
+        assert!(!has_ended(since, until, at(1_001), at(4_999)), "it runs");
     }
 }

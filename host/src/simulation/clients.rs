@@ -1,5 +1,6 @@
 //! The clients of a run: each one asks for a lock, works for a while, and releases the lock, again and again.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -24,7 +25,8 @@ use crate::service::{AcquireError, Begun, Lease, LeaseError, Principal, Request}
 use crate::store::StoreError;
 
 /// The longest duration of a call beyond its wait and twice the store's time-out. The time-out counts twice because a
-/// claim may be queued behind one whose client is gone and to which the store answers late.
+/// claim may be queued behind one whose client is gone and to which the store answers late. It counts once more if the
+/// policy changes: the claim of the earlier keys may still be in flight.
 const SLACK_MS: u32 = 2_000;
 const LONG_WORK_MS: u32 = 800;
 /// Longer than a membership, than the wait after a fail-over, and than the time for which proxies remember that a
@@ -312,7 +314,15 @@ impl Client {
             self.shared.checks.lock().waits(resource, &self.name, (proxy.index, proxy.life), until)
         });
         let asked_at = clock::now();
-        let asked = tokio::time::timeout(limit, proxy.process.run(call)).await;
+        let policy = resource.split_once('/').map_or("", |(policy, _)| policy);
+        let version = || proxy.policies.active(policy).map(|active| active.version());
+        let before = version();
+        let mut call = pin!(proxy.process.run(call));
+        let mut asked = tokio::time::timeout(limit, &mut call).await;
+        if asked.is_err() && !leaves && version() != before {
+            let more = Duration::from_millis(TIMEOUT_MS.into());
+            asked = tokio::time::timeout(more, call).await;
+        }
         if let Some(id) = waits {
             self.shared.check(|checks| checks.waits_no_more(resource, id));
         }

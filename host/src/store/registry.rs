@@ -11,7 +11,7 @@
 //! Other data that decides which keys a resource has is recorded in the same way, under a name that no policy
 //! has: [`ROUTES`] or [`guard_record`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -196,6 +196,9 @@ pub struct View {
     pub peer_secret: Option<PeerSecret>,
     /// The rules of who may do what that the proxies should go by.
     pub rules: Option<RulesRecord>,
+    /// Under which records every lease in the store was last known to have the keys that they name: their
+    /// [digest](View::names).
+    pub named_by: Option<String>,
 }
 
 impl PolicyRecord {
@@ -214,6 +217,32 @@ impl View {
     /// The member with this id, if its row exists.
     pub fn member(&self, id: u64) -> Option<&Member> {
         self.members.iter().find(|member| member.id == id)
+    }
+
+    /// A digest of the records that decide which keys the leases of these policies have; `None` during a change. The
+    /// numbers of the records are a part of it, so it never comes back after a change. `stores` says which other stores
+    /// have leases.
+    pub fn names<'a>(&self, policies: impl Iterator<Item = &'a str>, stores: &str) -> Option<String> {
+        let policies: BTreeSet<&str> = policies.collect();
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        // Another version of the program may name keys differently.
+        add(env!("CARGO_PKG_VERSION"));
+        add(stores);
+        for record in &self.records {
+            if record.is_policy() && !policies.contains(&*record.name) {
+                continue;
+            }
+            if record.candidate.is_some() {
+                return None;
+            }
+            let PolicyVersion { digest, settings } = &record.live;
+            [&record.name, &record.seq.to_string(), digest, settings].into_iter().for_each(|text| add(text));
+        }
+        Some(format!("{:x}", hash.finalize()))
     }
 
     /// The record with this name.
@@ -286,6 +315,9 @@ pub trait Registry: Send + Sync + 'static {
         before: Option<RulesVersion>,
         now: RulesVersion,
     ) -> StoreFuture<Result<bool, StoreError>>;
+
+    /// Records that every lease in the store has the keys that the records with this [digest](View::names) name.
+    fn record_named_by(&self, names: String) -> StoreFuture<Result<(), StoreError>>;
 
     /// Limits until when leases may be written, by the store's clock and by the proxy's own clock. `None`: no
     /// leases are written, and claims that wait to be written fail.

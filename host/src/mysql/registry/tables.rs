@@ -25,6 +25,8 @@ const SECRET: &str = "peers";
 /// The row of [`SHARED`] with the rules of who may do what. Also the name under which a member has its rules' mark among its
 /// acknowledgements: no policy has a name like this, and earlier versions of the program look for names that they know.
 const RULES: &str = "[[auth]]";
+/// The row of [`SHARED`] with [`View::named_by`].
+const NAMED_BY: &str = "named by";
 
 /// The columns that [`read_member`] reads.
 const MEMBER: &str = "id,address,host,routes,beat_us,until_us,acks";
@@ -137,7 +139,8 @@ impl Link {
         let rules = value(RULES).and_then(|(_, value, since)| {
             Some(RulesRecord { rules: RulesVersion::parse(&text(value))?, since: ServerTime(*since) })
         });
-        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret, rules })
+        let named_by = value(NAMED_BY).map(|(_, value, _)| text(value));
+        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret, rules, named_by })
     }
 
     /// Writes the secret of the proxies, if there is none.
@@ -168,6 +171,16 @@ impl Link {
             ),
         };
         self.changes_a_row(write).await
+    }
+
+    /// Writes by which records all leases are named.
+    pub(super) async fn write_named_by(&mut self, names: &str) -> Result<(), Fault> {
+        let (name, value) = (hexed(NAMED_BY), hexed(names));
+        let write = format!(
+            "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
+             ON DUPLICATE KEY UPDATE value={value},since_us={NOW_US}"
+        );
+        self.exchange(write).await.map(drop)
     }
 
     /// Deletes the row of a proxy.

@@ -1,0 +1,153 @@
+//! A million held leases: memory, a start, and a policy change beside traffic.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use lockkeeper::config::Config;
+use lockkeeper::policy::{Compiler, Engine, Policies};
+use lockkeeper::telemetry::Metrics;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::http::{self, Client};
+use crate::report::{Report, Row};
+use crate::rounds::CLIENTS;
+use crate::stats::{millis, percentile};
+use crate::world::{Proxy, World};
+
+const MOST_MIB: f64 = 600.0;
+const MOST_START: Duration = Duration::from_secs(2);
+const MOST_SLOWER: f64 = 2.0;
+/// How long the ordinary traffic is measured.
+const ORDINARY: Duration = Duration::from_secs(10);
+
+/// Measures a proxy that has granted all leases, its successor, and a change of the policy that named the leases.
+pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
+    let leases = if quick { 20_000 } else { 1_000_000 };
+    let proxy = world.another_proxy("held", "").await?;
+    let empty = proxy.memory()?;
+    fill(&proxy, leases).await?;
+    let memory = proxy.memory()?;
+    memory_row(leases, empty, memory, report);
+
+    let ordinary = traffic(&proxy, async { Ok(tokio::time::sleep(ORDINARY).await) }).await?;
+    let began = Instant::now();
+    let during = traffic(&proxy, change(&proxy)).await?;
+    change_row(leases, began.elapsed(), &ordinary, &during, proxy.memory()?, report);
+
+    let began = Instant::now();
+    let proxy = proxy.again().await?;
+    start_row(leases, began.elapsed(), proxy.memory()?, report);
+    Ok(())
+}
+
+/// Acquires the leases, for longer than the bench runs.
+async fn fill(proxy: &Proxy, leases: u64) -> Result<()> {
+    let mut tasks = JoinSet::new();
+    for client in 0..CLIENTS {
+        let api = proxy.api();
+        tasks.spawn(async move {
+            let mut connection = Client::connect(api).await?;
+            for lease in (client..leases).step_by(CLIENTS as usize) {
+                let body = format!("{{\"resource\":\"held/{lease}\",\"owner\":\"{client}\",\"ttl_ms\":3600000}}");
+                connection.acquire(&http::post("/v1/acquire", &body)).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// The times of acquires and releases of other keys while `work` runs.
+async fn traffic(proxy: &Proxy, work: impl Future<Output = Result<()>>) -> Result<Vec<Duration>> {
+    let (stop, stopped) = watch::channel(());
+    let mut tasks = JoinSet::new();
+    for client in 0..CLIENTS {
+        let (api, stopped) = (proxy.api(), stopped.clone());
+        tasks.spawn(async move {
+            let mut connection = Client::connect(api).await?;
+            let request = http::acquire(&format!("bench/beside/{client}"), "client", 0);
+            let mut times = Vec::new();
+            while stopped.has_changed().is_ok() {
+                let began = Instant::now();
+                let lease = connection.acquire(&request).await?;
+                connection.release(&lease).await?;
+                times.push(began.elapsed());
+            }
+            anyhow::Ok(times)
+        });
+    }
+    let done = work.await;
+    drop(stop);
+    let mut times = Vec::new();
+    while let Some(client) = tasks.join_next().await {
+        times.extend(client??);
+    }
+    done.map(|()| times)
+}
+
+/// Replaces the policy of the leases by another component that decides alike.
+async fn change(proxy: &Proxy) -> Result<()> {
+    let config = Config::default();
+    let engine = Engine::new(&config.engine, Compiler::InProcess)?;
+    let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
+        .map_err(|rejections| anyhow!("{rejections:?}"))?;
+    let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
+    let mut component = generation.component().to_vec();
+    // A custom section, which means nothing.
+    component.extend_from_slice(b"\0\x06\x05bench");
+    proxy.push("held", &component).await
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn memory_row(leases: u64, empty: u64, memory: u64, report: &mut Report) {
+    let each = (memory.saturating_sub(empty)) / leases;
+    report.add(Row {
+        name: "1,000,000 held leases: resident memory",
+        target: "≤ 600 MiB",
+        figure: format!("{:.0} MiB", mib(memory)),
+        note: format!("{leases} leases, {each} bytes each"),
+        met: Some(mib(memory) <= MOST_MIB),
+        details: json!({ "leases": leases, "resident_bytes": memory, "empty_bytes": empty }),
+    });
+}
+
+fn change_row(
+    leases: u64,
+    took: Duration,
+    ordinary: &[Duration],
+    during: &[Duration],
+    memory: u64,
+    report: &mut Report,
+) {
+    let (before, beside) = (millis(percentile(ordinary, 0.99)), millis(percentile(during, 0.99)));
+    report.add(Row {
+        name: "1,000,000 held leases: traffic beside a policy change",
+        target: "99th percentile ≤ 2 times the ordinary",
+        figure: format!("{:.2} times", beside / before),
+        note: format!("{beside:.1} ms, {before:.1} ms; the change took {:.1} s", took.as_secs_f64()),
+        met: Some(beside <= MOST_SLOWER * before),
+        details: json!({
+            "leases": leases, "change_s": took.as_secs_f64(), "ordinary_p99_ms": before, "during_p99_ms": beside,
+            "longest_ms": millis(percentile(during, 1.0)), "cycles": during.len(), "resident_bytes": memory,
+        }),
+    });
+}
+
+fn start_row(leases: u64, took: Duration, memory: u64, report: &mut Report) {
+    report.add(Row {
+        name: "1,000,000 held leases: start",
+        target: "ready in ≤ 2 s",
+        figure: format!("{:.2} s", took.as_secs_f64()),
+        note: format!("{:.0} MiB afterwards", mib(memory)),
+        met: Some(took <= MOST_START),
+        details: json!({ "leases": leases, "start_s": took.as_secs_f64(), "resident_bytes": memory }),
+    });
+}
