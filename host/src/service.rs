@@ -18,7 +18,7 @@
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
 //! | `in_flight`, `history` | parts of the loop: claims in flight, the last decisions about each key |
-//! | `rollout` | replacing a policy while locks are held; `survey`: the leases in the store; `named`: whether all have their keys |
+//! | `rollout` | replacing a policy while locks are held; `survey`, `found`: the leases in the store; `named`: whether all have their keys |
 //! | `shadow`, `swap` | leases that hold the keys of an earlier policy, and the step in which the next one goes live |
 //! | `tag` | the part of a request that is stored with its lease |
 //! | `gate` | whether locks are granted |
@@ -41,6 +41,7 @@ mod acquire;
 mod context;
 mod errors;
 mod event_loop;
+mod found;
 mod gate;
 mod guarded;
 mod history;

@@ -19,27 +19,55 @@ use crate::world::{Proxy, World};
 const MOST_MIB: f64 = 600.0;
 const MOST_START: Duration = Duration::from_secs(2);
 const MOST_SLOWER: f64 = 2.0;
+/// How long it takes at most until a proxy has recorded that all leases have their keys.
+const NOTED: Duration = Duration::from_secs(3);
 /// How long the ordinary traffic is measured.
 const ORDINARY: Duration = Duration::from_secs(10);
 
-/// Measures a proxy that has granted all leases, its successor, and a change of the policy that named the leases.
-pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
+/// Measures a proxy that has granted all leases, a change of the policy that named them, and the proxy's successor. On a
+/// server of its own, so that no other proxy examines the leases at the same time.
+pub async fn measure(quick: bool, report: &mut Report) -> Result<()> {
     let leases = if quick { 20_000 } else { 1_000_000 };
-    let proxy = world.another_proxy("held", "").await?;
-    let empty = proxy.memory()?;
-    fill(&proxy, leases).await?;
-    let memory = proxy.memory()?;
-    memory_row(leases, empty, memory, report);
+    let mut world = World::start().await?;
+    let measured = measure_in(&mut world, leases, report).await;
+    world.stop().await;
+    measured
+}
 
-    let ordinary = traffic(&proxy, async { Ok(tokio::time::sleep(ORDINARY).await) }).await?;
+async fn measure_in(world: &mut World, leases: u64, report: &mut Report) -> Result<()> {
+    let proxy = world.proxy();
+    let empty = proxy.memory()?;
+    fill(proxy, leases).await?;
+    memory_row(leases, empty, proxy.memory()?, report);
+
+    let component = component()?;
+    // A custom section, which means nothing.
+    let other = [&*component, b"\0\x06\x05bench"].concat();
+    let wait = async {
+        tokio::time::sleep(ORDINARY).await;
+        Ok(())
+    };
+    let ordinary = traffic(proxy, wait).await?;
     let began = Instant::now();
-    let during = traffic(&proxy, change(&proxy)).await?;
+    let during = traffic(proxy, proxy.push("held", &other)).await?;
     change_row(leases, began.elapsed(), &ordinary, &during, proxy.memory()?, report);
 
-    let began = Instant::now();
-    let proxy = proxy.again().await?;
-    start_row(leases, began.elapsed(), proxy.memory()?, report);
+    // The successor has the policy of its configuration again.
+    proxy.push("held", &component).await?;
+    tokio::time::sleep(NOTED).await;
+    let started = world.kill_and_start().await?;
+    start_row(leases, started, world.proxy_memory()?, report);
     Ok(())
+}
+
+/// The component of the policy of the leases.
+fn component() -> Result<Vec<u8>> {
+    let config = Config::default();
+    let engine = Engine::new(&config.engine, Compiler::InProcess)?;
+    let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
+        .map_err(|rejections| anyhow!("{rejections:?}"))?;
+    let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
+    Ok(generation.component().to_vec())
 }
 
 /// Acquires the leases, for longer than the bench runs.
@@ -50,7 +78,8 @@ async fn fill(proxy: &Proxy, leases: u64) -> Result<()> {
         tasks.spawn(async move {
             let mut connection = Client::connect(api).await?;
             for lease in (client..leases).step_by(CLIENTS as usize) {
-                let body = format!("{{\"resource\":\"held/{lease}\",\"owner\":\"{client}\",\"ttl_ms\":3600000}}");
+                let body =
+                    format!("{{\"resource\":\"held/{lease}\",\"owner\":\"{client}\",\"ttl_ms\":3600000}}");
                 connection.acquire(&http::post("/v1/acquire", &body)).await?;
             }
             anyhow::Ok(())
@@ -88,19 +117,6 @@ async fn traffic(proxy: &Proxy, work: impl Future<Output = Result<()>>) -> Resul
         times.extend(client??);
     }
     done.map(|()| times)
-}
-
-/// Replaces the policy of the leases by another component that decides alike.
-async fn change(proxy: &Proxy) -> Result<()> {
-    let config = Config::default();
-    let engine = Engine::new(&config.engine, Compiler::InProcess)?;
-    let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
-        .map_err(|rejections| anyhow!("{rejections:?}"))?;
-    let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
-    let mut component = generation.component().to_vec();
-    // A custom section, which means nothing.
-    component.extend_from_slice(b"\0\x06\x05bench");
-    proxy.push("held", &component).await
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -149,7 +149,7 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
         guard::measure(world, args.nginx.as_deref(), args.quick, report).await.context("guard")?;
     }
     if wanted("held") {
-        held::measure(world, args.quick, report).await.context("held")?;
+        held::measure(args.quick, report).await.context("held")?;
     }
     let deadlocks = direct::deadlocks(world.url()).await?;
     report.add(Row {

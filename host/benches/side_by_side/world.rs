@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use lockkeeper::config::{ManagedConfig, ServerBinary};
 use lockkeeper::mysql::managed::ManagedServer;
 use lockkeeper::policy::Digest;
+use serde_json::{Value, json};
 
 use crate::http::Client;
 
@@ -30,7 +31,6 @@ pub struct Proxy {
     child: Child,
     api: SocketAddr,
     admin: SocketAddr,
-    dir: PathBuf,
     log: PathBuf,
 }
 
@@ -75,6 +75,19 @@ impl World {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir)?;
         Proxy::start(&dir, self.url(), more).await
+    }
+
+    /// The proxy.
+    pub fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    /// Kills the proxy, and starts it again with the same configuration. Returns how long the start took.
+    pub async fn kill_and_start(&mut self) -> Result<Duration> {
+        self.proxy.kill();
+        let began = Instant::now();
+        self.proxy = Proxy::serve(self.dir.path(), self.proxy.api, self.proxy.admin).await?;
+        Ok(began.elapsed())
     }
 
     /// The server's name and version.
@@ -153,7 +166,9 @@ impl Proxy {
     /// Replaces the component of a policy, and waits until the new one is live.
     pub async fn push(&self, policy: &str, component: &[u8]) -> Result<()> {
         let length = component.len();
-        let head = format!("PUT /v1/policies/{policy} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
+        let head = format!(
+            "PUT /v1/policies/{policy} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+        );
         let request = [head.as_bytes(), component].concat();
         let mut admin = Client::connect(self.admin).await?;
         admin.send(&request).await?;
@@ -161,11 +176,15 @@ impl Proxy {
         if !matches!(status, 200 | 202) {
             bail!("the policy was refused: {status}");
         }
-        let live = format!("\"digest\":\"{}\"", Digest::of(component));
-        while !admin.get("/v1/policies").await?.contains(&live) {
+        let digest = json!(Digest::of(component).to_string());
+        loop {
+            let listed: Value = serde_json::from_str(admin.get("/v1/policies").await?)?;
+            let listed = listed["policies"].as_array().context("no list of policies")?;
+            if listed.iter().any(|listed| listed["name"] == policy && listed["digest"] == digest) {
+                return Ok(());
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(())
     }
 
     /// The proxy's resident memory in bytes.
@@ -186,22 +205,21 @@ impl Proxy {
         Proxy::serve(dir, api, admin).await
     }
 
-    /// Starts a proxy whose process is over again, in its folder.
-    pub async fn again(self) -> Result<Proxy> {
-        let (dir, api, admin) = (self.dir.clone(), self.api, self.admin);
-        drop(self);
-        Proxy::serve(&dir, api, admin).await
-    }
-
     async fn serve(dir: &Path, api: SocketAddr, admin: SocketAddr) -> Result<Proxy> {
         let (config, log) = (dir.join("config.toml"), dir.join("proxy.log"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         command.arg("serve").arg("--config").arg(&config);
         command.stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?);
         let child = command.spawn().context("cannot start the proxy")?;
-        let mut proxy = Proxy { child, api, admin, dir: dir.to_owned(), log };
+        let mut proxy = Proxy { child, api, admin, log };
         proxy.wait_until_ready().await?;
         Ok(proxy)
+    }
+
+    fn kill(&mut self) {
+        // The process may have ended by itself, so ignore errors.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     async fn wait_until_ready(&mut self) -> Result<()> {
@@ -233,9 +251,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The process may have ended by itself, so ignore errors.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

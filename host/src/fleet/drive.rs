@@ -367,9 +367,7 @@ impl Fleet {
     }
 
     fn generations(&self) -> BTreeMap<String, u64> {
-        let policies = &self.0.policies;
-        let number = |name: &str| Some((name.to_owned(), policies.get(name)?.number()));
-        policies.names().filter_map(number).collect()
+        self.0.policies.numbers().map(|(name, number)| (name.to_owned(), number)).collect()
     }
 
     /// Lets this proxy grant, unless another generation has gone live since the leases were read. A proxy that is no

@@ -27,6 +27,11 @@ impl Key {
         Key { space, ..self }
     }
 
+    /// As [`Key::as_str`], shared with the key.
+    pub fn text(&self) -> &Arc<str> {
+        &self.text
+    }
+
     /// The text of the key, without its space.
     pub fn as_str(&self) -> &str {
         &self.text

@@ -32,10 +32,11 @@ mod waiters;
 pub use actions::{Action, Candidate, Contention, GroupShare, Note, Verdict};
 pub use charge::Charge;
 pub use events::{Answered, Event, Next, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
+pub use leases::HeldLease;
 pub use limits::{ABANDON_MS, VIEW_WAITERS};
 pub use machine::Table;
 pub use turns::built_in_backoff;
-pub use views::{Queued, Standing};
+pub use views::Queued;
 
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;

@@ -277,7 +277,7 @@ impl From<HolderState<'_>> for Holder {
             } else {
                 state.levels.into_iter().map(Level::from).collect()
             },
-            tag: tag::tag(boxed(state.resource), boxed(state.policy), state.labels),
+            tag: tag::tag((&*state.resource).into(), (&*state.policy).into(), state.labels),
         }
     }
 }

@@ -125,6 +125,11 @@ impl Policies {
         self.0.policies.keys().map(String::as_str)
     }
 
+    /// The names of all policies, with the numbers of their live generations.
+    pub fn numbers(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.policies.iter().map(|(name, policy)| (name.as_str(), policy.live().number()))
+    }
+
     /// Checks a component that is to replace the live component of `name`. Without `settings`, the settings of the
     /// live generation are kept. Changes nothing. Blocks while the component is compiled: 0.1 s or more.
     ///

@@ -165,7 +165,7 @@ fn waiter(
         keep_ms: plan.keep_ms,
         global: plan.global_order.then(|| global_ticket(request, plan)),
         delegable: plan.delegate.map(|when| Delegable { rules: shared.rules_of(&planned.generation), when }),
-        tag: tag::tag(request, planned.generation.id(), plan.mode),
+        tag: tag::tag(request, planned.generation.id(), plan),
     };
     Waiter {
         id,

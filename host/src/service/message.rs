@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::found::Survey;
 use super::history::What;
-use super::shadow::{NewPlan, Shadow};
-use super::survey::Survey;
+use super::shadow::{Plans, Shadow};
 use super::views::{Decision, QueueEntry};
-use crate::lock::maps::HashMap;
 use crate::lock::record::{Outcome, Release};
 use crate::lock::table::{Next, SubmissionId, Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, Key, LeaseRef};
@@ -131,10 +130,6 @@ pub(super) struct Swap {
     pub survey: Option<Arc<Survey>>,
     pub reply: oneshot::Sender<SwapStep>,
 }
-
-/// A generation's plans for requests. `None` if it does not tell the keys of a request: these keys may be
-/// granted to others.
-pub(super) type Plans = HashMap<PlanRequest, Option<NewPlan>>;
 
 /// The answer to a [`Swap`].
 pub(super) enum SwapStep {

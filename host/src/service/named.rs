@@ -1,7 +1,6 @@
 //! Whether every lease in the store has the keys that the live generations name. A proxy that starts with the same
 //! generations need not survey the leases then.
 
-use super::context::Service;
 use crate::lock::maps::HashMap;
 
 /// What is known of the names of all leases.
@@ -21,29 +20,18 @@ impl Named {
         self.are_lacking = are_lacking;
     }
 
+    /// Whether every lease has the keys that these generations name, each of them a policy and a number.
+    pub fn has_all<'a>(&self, mut live: impl Iterator<Item = (&'a str, u64)>) -> bool {
+        !self.are_lacking && live.all(|(name, number)| self.surveyed.get(name) == Some(&number))
+    }
+
+    /// Takes over that every lease has the keys that these generations name.
+    pub fn take_over<'a>(&mut self, live: impl Iterator<Item = (&'a str, u64)>) {
+        self.surveyed = live.map(|(name, number)| (name.into(), number)).collect();
+    }
+
     /// Notes that a lease which lacked keys is over.
     pub fn lease_over(&mut self, are_lacking: bool) {
         self.are_lacking = are_lacking;
-    }
-}
-
-impl Service {
-    /// Whether every lease in the store has the keys that the live generations of this proxy's policies name for it.
-    /// The leases that this proxy cannot see, because a session of another proxy holds them, do not count.
-    pub fn has_named_all(&self) -> bool {
-        let named = self.shared.named.lock();
-        let policies = &self.shared.policies;
-        let mut all = policies.names().filter_map(|name| Some((name, policies.get(name)?.number())));
-        !named.are_lacking && all.all(|(name, number)| named.surveyed.get(name) == Some(&number))
-    }
-
-    /// Takes over from another proxy that [`Service::has_named_all`] holds for the live generations.
-    pub fn take_as_named(&self) {
-        let mut named = self.shared.named.lock();
-        for name in self.shared.policies.names() {
-            if let Some(live) = self.shared.policies.get(name) {
-                named.surveyed.insert(name.into(), live.number());
-            }
-        }
     }
 }

@@ -25,14 +25,14 @@ impl Service {
         let lease = Lease {
             primitive: primitive(&lease, &holder),
             lease,
-            resource: holder.tag.resource.into(),
+            resource: holder.tag.resource.to_string(),
             owner: holder.owner.into(),
             mode: holder.mode,
             tokens,
             ttl_ms: terms.ttl_ms,
             valid_until: renewed.valid_until,
             waited_ms: 0,
-            policy: holder.tag.policy.into(),
+            policy: holder.tag.policy,
             levels: holder.levels.len() as u32,
         };
         Ok(Hold::new(self.clone(), lease, terms, Some(held_ms)))

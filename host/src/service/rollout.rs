@@ -22,9 +22,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::context::{Service, ServiceContext};
+use super::found::{Lacking, Survey};
 use super::message::{Msg, Swap, SwapStep};
 use super::shadow::Shadow;
-use super::survey::{Lacking, Survey, plans_for};
+use super::survey::{plans_for, survey};
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
 use crate::lock::record::Holder;
@@ -82,6 +83,17 @@ impl Service {
         }
     }
 
+    /// Whether every lease in the store has the keys that the live generations of this proxy's policies name for it.
+    /// The leases that this proxy cannot see, because a session of another proxy holds them, do not count.
+    pub fn has_named_all(&self) -> bool {
+        self.shared.named.lock().has_all(self.shared.policies.numbers())
+    }
+
+    /// Takes over from another proxy that [`Service::has_named_all`] holds for the live generations.
+    pub fn take_as_named(&self) {
+        self.shared.named.lock().take_over(self.shared.policies.numbers());
+    }
+
     /// From now on the candidate names keys together with the live generation. Leases that lack the candidate's
     /// keys do no harm yet: each new grant takes the keys of the live generation as well. Requests that were
     /// planned by the live generation alone may still be in flight when this returns: see [`Service::settled`].
@@ -104,7 +116,7 @@ impl Service {
     pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
         // Sessions can always be read. If a store cannot be read, its leases are waited for when the candidate
         // goes live.
-        let lacking = Survey::of(&self.shared, &candidate, false).await?.lacking;
+        let lacking = survey(&self.shared, &candidate, false).await?.lacking;
         let count = |is: &dyn Fn(&Lacking) -> bool| {
             let mut found = lacking.values().filter(|lacking| is(lacking));
             let first = found.next()?;
@@ -136,8 +148,8 @@ impl Service {
 
 /// Makes a checked generation live, or leaves the live one in place, and examines all leases.
 async fn look(shared: &Arc<ServiceContext>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let survey = Survey::of(shared, prepared.generation(), true).await?;
-    swap(shared, prepared, Some(Arc::new(survey)), false).await
+    let found = survey(shared, prepared.generation(), true).await?;
+    swap(shared, prepared, Some(Arc::new(found)), false).await
 }
 
 /// Asks the generation about all waiters, with a survey also about the leases that it did not find, and lets the loop

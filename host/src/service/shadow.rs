@@ -12,7 +12,7 @@ use crate::coverage::{Branch, reached};
 use crate::lock::Key;
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::Claim;
-use crate::policy::Plan;
+use crate::policy::{Plan, PlanRequest};
 
 /// A lease that holds only old keys: until it ends, its new keys are not free.
 #[derive(Clone, Debug)]
@@ -153,6 +153,10 @@ impl NewPlan {
         }
     }
 }
+
+/// A generation's plans for requests. `None` if it does not tell the keys of a request: these keys may be
+/// granted to others.
+pub(super) type Plans = HashMap<PlanRequest, Option<NewPlan>>;
 
 fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &K, nonce: u64) {
     if let Entry::Occupied(mut casting) = casting.entry(on.clone()) {

@@ -13,8 +13,8 @@ use super::tag;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
-use crate::lock::record::{Claim, GlobalTicket};
-use crate::lock::table::{Standing, Table, WaiterId};
+use crate::lock::record::{Claim, GlobalTicket, Tag};
+use crate::lock::table::{HeldLease, Table, WaiterId};
 use crate::lock::{Instant, Key};
 use crate::policy::{PlanRequest, Prepared};
 use crate::random;
@@ -39,8 +39,11 @@ pub(super) fn apply(
         return Vec::new();
     }
     let mut replans = Vec::new();
-    for (standing, claim) in table.claims() {
-        swap.collect(shared, standing, claim, shadows, &mut replans);
+    for (nonce, lease) in table.leases().filter(|(nonce, lease)| swap.concerns(shared, *nonce, lease)) {
+        shadows.extend(swap.shadow(nonce, lease));
+    }
+    for (id, claim) in table.claims() {
+        replans.extend(swap.replan(shared, id, claim));
     }
     swap.commit(shared, shadows);
     // Waiters that join the global queue do so in the order of their arrival.
@@ -53,74 +56,61 @@ pub(super) fn apply(
 impl Swap {
     /// The requests that the policy decides about, and that it has no plan for here yet.
     fn missing(&self, shared: &ServiceContext, table: &Table) -> Vec<PlanRequest> {
-        let claims = table.claims().filter(|(standing, _)| self.concerns(*standing)).map(|(_, claim)| claim);
-        let claims = claims.filter(|claim| self.decides(shared, claim));
-        let requests = claims.map(tag::request_of).filter(|request| !self.plans.contains_key(request));
-        requests.take(MISSING).collect()
+        let leases = table.leases().filter(|(nonce, lease)| self.concerns(shared, *nonce, lease));
+        let held = leases.map(|(_, lease)| tag::request_of_lease(lease));
+        let waiting = table.claims().filter(|(_, claim)| self.decides(shared, &claim.tag));
+        let all = held.chain(waiting.map(|(_, claim)| tag::request_of(claim)));
+        all.filter(|request| !self.plans.contains_key(request)).take(MISSING).collect()
     }
 
-    /// Whether the generation has to be asked about a claim. The survey has found most leases, and has asked.
-    fn concerns(&self, standing: Standing) -> bool {
-        match (standing, &self.survey) {
-            (Standing::Waiter { .. }, _) => true,
-            (Standing::Lease { .. }, None) => false,
-            // The loop learns of the end of a lease a little later than the store.
-            (Standing::Lease { nonce, since, until }, Some(survey)) => {
-                !survey.found(nonce) && !has_ended(since, until, survey.began, clock::now())
-            }
-        }
+    fn decides(&self, shared: &ServiceContext, tag: &Tag) -> bool {
+        shared.policy_of_tag(tag) == self.prepared.generation().name()
     }
 
-    fn decides(&self, shared: &ServiceContext, claim: &Claim) -> bool {
-        shared.policy_of_tag(&claim.tag) == self.prepared.generation().name()
+    /// Whether the generation has to be asked about a lease that this proxy knows. The survey has found most leases,
+    /// and has asked.
+    fn concerns(&self, shared: &ServiceContext, nonce: u64, lease: &HeldLease) -> bool {
+        let Some(survey) = &self.survey else { return false };
+        // The loop learns of the end of a lease a little later than the store.
+        let is_known = survey.found(nonce) || has_ended(lease.since, lease.until, survey.began, clock::now());
+        !is_known && self.decides(shared, &lease.tag)
     }
 
-    /// Notes the consequence for one claim. A waiter whose claim cannot be widened, because it is for any one
-    /// of several keys, is planned anew. A waiter that is to wait in the global queue joins it now; otherwise
+    /// The shadow of a lease that lacks keys.
+    fn shadow(&self, nonce: u64, lease: &HeldLease) -> Option<Shadow> {
+        let plan = self.plans.get(&tag::request_of_lease(lease))?.as_ref();
+        let is_held =
+            |new: &NewPlan| new.is_held_with(|key| lease.keys.contains(key), lease.keys.iter().cloned());
+        let policy = self.prepared.generation().name();
+        (!plan.is_some_and(is_held)).then(|| Shadow::new(nonce, lease.keys.clone(), plan, policy))
+    }
+
+    /// The consequence for one waiter, if there is any. A waiter whose claim cannot be widened, because it is for any
+    /// one of several keys, is planned anew. A waiter that is to wait in the global queue joins it now; otherwise
     /// later waiters would be granted first.
-    fn collect(
-        &self,
-        shared: &ServiceContext,
-        standing: Standing,
-        claim: &Claim,
-        shadows: &mut Shadows,
-        replans: &mut Vec<Replan>,
-    ) {
-        if !self.concerns(standing) || !self.decides(shared, claim) {
-            return;
+    fn replan(&self, shared: &ServiceContext, id: WaiterId, claim: &Claim) -> Option<Replan> {
+        if !self.decides(shared, &claim.tag) {
+            return None;
         }
-        let Some(plan) = self.plans.get(&tag::request_of(claim)) else { return };
-        let has_keys = plan.as_ref().is_some_and(|new| {
-            let waits_for_any = claim.any && new.any && claim.keys == new.keys;
-            let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
-            waits_for_any || (holds && !claim.any)
-        });
-        match standing {
-            Standing::Lease { nonce, .. } if !has_keys => {
-                let policy = self.prepared.generation().name();
-                shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
-            }
-            Standing::Lease { .. } => {}
-            // Its earlier claim is settled: a member acknowledges a record only after that.
-            Standing::Waiter { id } => {
-                // A refused waiter gets the answer of a new request. If it were granted later, its lease would
-                // not exclude clients of proxies that apply the next generation alone.
-                let Some(new) = plan.as_ref().filter(|new| !new.is_refused) else {
-                    return replans.push((id, None));
-                };
-                let global = self.joins_global_queue(claim, new);
-                if !has_keys {
-                    reached(Branch::WaiterMoves);
-                    let global = global.or_else(|| claim.global.clone());
-                    let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), global);
-                    // An authenticated client asks again itself: it may have no right to the new keys.
-                    let moves = !claim.any && !new.any && claim.tag.principal.is_none();
-                    replans.push((id, moves.then(wider)));
-                } else if global.is_some() {
-                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), global))));
-                }
-            }
+        // Its earlier claim is settled: a member acknowledges a record only after that.
+        // A refused waiter gets the answer of a new request. If it were granted later, its lease would not exclude
+        // clients of proxies that apply the next generation alone.
+        let plan = self.plans.get(&tag::request_of(claim))?.as_ref();
+        let Some(new) = plan.filter(|new| !new.is_refused) else {
+            return Some((id, None));
+        };
+        let waits_for_any = claim.any && new.any && claim.keys == new.keys;
+        let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
+        let global = self.joins_global_queue(claim, new);
+        if !waits_for_any && (claim.any || !holds) {
+            reached(Branch::WaiterMoves);
+            let global = global.or_else(|| claim.global.clone());
+            let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), global);
+            // An authenticated client asks again itself: it may have no right to the new keys.
+            let moves = !claim.any && !new.any && claim.tag.principal.is_none();
+            return Some((id, moves.then(wider)));
         }
+        global.map(|global| (id, Some(asks_again(claim, claim.keys.clone(), Some(global)))))
     }
 
     /// The ticket of a waiter that has none yet. Its client cannot find the place again on another proxy,
@@ -156,17 +146,13 @@ impl Swap {
 /// The new claims of waiters that are not in `replans` but whose keys the shadows have changed.
 fn widened(shared: &ServiceContext, table: &Table, shadows: &Shadows, replans: &[Replan]) -> Vec<Replan> {
     let replanned: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
-    let widened = table.claims().filter_map(|(standing, claim)| match standing {
-        Standing::Waiter { id } if replanned.contains(&id) => None,
-        Standing::Waiter { id } if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() => {
-            Some((id, None))
+    let widened = table.claims().filter(|(id, _)| !replanned.contains(id)).filter_map(|(id, claim)| {
+        if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() {
+            return Some((id, None));
         }
-        Standing::Waiter { id } => {
-            let keys = shadows.widen(&claim.keys)?;
-            reached(Branch::ShadowBlocks);
-            Some((id, (!claim.any).then(|| asks_again(claim, keys, claim.global.clone()))))
-        }
-        Standing::Lease { .. } => None,
+        let keys = shadows.widen(&claim.keys)?;
+        reached(Branch::ShadowBlocks);
+        Some((id, (!claim.any).then(|| asks_again(claim, keys, claim.global.clone()))))
     });
     widened.collect()
 }

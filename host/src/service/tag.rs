@@ -1,19 +1,24 @@
 //! The part of a request that is stored with its lease, so that any proxy can ask a policy about the lease again.
 
+use std::sync::Arc;
+
 use super::principal;
 use super::request::Request;
-use crate::lock::Mode;
 use crate::lock::record::{Claim, Tag};
-use crate::policy::PlanRequest;
+use crate::lock::table::HeldLease;
+use crate::lock::{Key, Mode};
+use crate::policy::{Plan, PlanRequest};
 
-/// The tag of a lease that the policy generation with this id plans in the mode `planned`.
-pub(super) fn tag(request: &Request, policy: &str, planned: Mode) -> Tag {
+/// The tag of a lease that the policy generation with this id plans.
+pub(super) fn tag(request: &Request, policy: &Arc<str>, plan: &Plan) -> Tag {
+    // Most resources are their keys. A proxy may know a million leases.
+    let same = plan.keys.iter().map(Key::text).find(|text| ***text == *request.resource);
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
     Tag {
-        resource: request.resource.as_str().into(),
-        policy: policy.into(),
+        resource: same.cloned().unwrap_or_else(|| request.resource.as_str().into()),
+        policy: policy.clone(),
         labels: request.labels.iter().map(label).collect(),
-        asked_mode: differs(request.mode, planned).then_some(request.mode),
+        asked_mode: differs(request.mode, plan.mode).then_some(request.mode),
         http: request.principal.routed().map(|routed| routed.http.clone()),
         principal: request.principal.name(),
         delegated_to: None,
@@ -31,6 +36,11 @@ fn differs(asked: Mode, planned: Mode) -> bool {
 /// The part of a claim's request that decides its keys, as far as it is stored with a lease.
 pub(super) fn request_of(claim: &Claim) -> PlanRequest {
     request(&claim.tag, &claim.owner, claim.mode)
+}
+
+/// As [`request_of`], of a lease.
+pub(super) fn request_of_lease(lease: &HeldLease) -> PlanRequest {
+    request(&lease.tag, &lease.owner, lease.mode)
 }
 
 /// The request of a lease, as far as it is stored with the lease.

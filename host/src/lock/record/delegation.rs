@@ -117,7 +117,7 @@ fn holder(asked: &Delegate, token: Token, until: ServerTime, env: &Env) -> Holde
         levels: vec![Level { attempts: vec![*nonce], request: None, fingerprint: 0 }],
         tag: Tag {
             resource: claim.tag.resource.clone(),
-            policy: rules.clone(),
+            policy: rules.as_ref().into(),
             delegated_to: Some(claim.proxy.clone()),
             ..Tag::default()
         },

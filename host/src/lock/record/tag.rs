@@ -13,9 +13,9 @@ pub const RESERVED: char = ':';
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
     /// The resource that the client named.
-    pub resource: Box<str>,
+    pub resource: Arc<str>,
     /// `name@sha256:digest` of the policy generation that planned the lease.
-    pub policy: Box<str>,
+    pub policy: Arc<str>,
     /// Names and values of the request's labels.
     pub labels: Vec<(Box<str>, Box<str>)>,
     /// The mode of the request, if the plan has another one.

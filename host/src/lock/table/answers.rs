@@ -6,7 +6,7 @@ use super::chores::{Abandon, Chore};
 use super::entry::Entry;
 use super::events::{Answered, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
 use super::in_flight::{BatchItem, InFlight};
-use super::leases::Lease;
+use super::leases::HeldLease;
 use super::limits::{ABANDON_MS, STORE_RETRY_MS};
 use super::queue::Known;
 use super::timer::Timer;
@@ -169,7 +169,7 @@ impl Table {
         {
             let held_ms = now.ms_since(known.since);
             for (key, token) in known.keyed_tokens() {
-                let owner = known.claim.owner.clone();
+                let owner = known.owner.clone();
                 self.actions.push_back(Action::Note(Note::Released {
                     key,
                     owner,
@@ -220,18 +220,31 @@ impl Table {
         };
         let keys = claim.keys.clone();
         let freed = self.leases_followed(&claim, grant.nonce, now);
-        let (tokens, since) = (grant.tokens.clone(), now);
-        let charge = charge.of_lease();
-        let lease = Lease { claim: claim.clone(), tokens, since, until, charge };
+        let lease = HeldLease {
+            keys: keys.clone(),
+            owner: claim.owner.clone(),
+            mode: claim.mode,
+            tag: claim.tag.clone(),
+            since: now,
+            until,
+            request: claim.request.clone(),
+            tokens: grant.tokens.as_slice().into(),
+            granted: at.server,
+            group: group.clone(),
+            charge: charge.lease,
+        };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
         for (key, token) in keys.iter().zip(&grant.tokens) {
-            let Some(queue) = self.queues.get_mut(key) else { continue };
-            queue.ready = claim.mode != Mode::Exclusive;
-            queue.woken &= queue.ready;
-            let held_by = Some(held_by(&claim, *token, at.server, &grant));
-            queue.holder = Some(Known { held_by, until, own: true });
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.ready = claim.mode != Mode::Exclusive;
+                queue.woken &= queue.ready;
+                let held_by = Some(held_by(&claim, *token, at.server, &grant));
+                queue.holder = Some(Known { held_by, until, own: true });
+                if new {
+                    queue.granted(&group);
+                }
+            }
             if new {
-                queue.granted(&group);
                 let owner = claim.owner.clone();
                 self.actions.push_back(Action::Note(Note::Granted {
                     key: key.clone(),

@@ -8,14 +8,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct Charge {
     /// Counts until the waiter has its answer. If nobody is left to receive the answer, it counts until the claim is undone.
-    pub request: Option<Arc<dyn Any + Send + Sync>>,
+    pub request: Part,
     /// Counts as long, and until the lease has ended.
-    pub lease: Option<Arc<dyn Any + Send + Sync>>,
+    pub lease: Part,
 }
 
-impl Charge {
-    /// The part that counts until the lease has ended.
-    pub(super) fn of_lease(&self) -> Charge {
-        Charge { request: None, lease: self.lease.clone() }
-    }
-}
+/// A part of a [`Charge`]; `None` if nothing is occupied.
+pub type Part = Option<Arc<dyn Any + Send + Sync>>;

@@ -3,7 +3,7 @@
 use super::Table;
 use super::actions::{Action, Note};
 use super::in_flight::BatchItem;
-use super::leases::Lease;
+use super::leases::HeldLease;
 use super::limits::LOOK_MS;
 use super::timer::Timer;
 use crate::lock::record::Claim;
@@ -11,41 +11,30 @@ use crate::lock::{Instant, Key, Mode};
 
 impl Table {
     /// Adds a lease, or extends it if it is known. Returns whether it is new to this proxy.
-    pub(super) fn lease_granted(&mut self, nonce: u64, lease: Lease) -> bool {
-        if self.leases.by_nonce.contains_key(&nonce) {
+    pub(super) fn lease_granted(&mut self, nonce: u64, lease: HeldLease) -> bool {
+        if self.leases.get(nonce).is_some() {
             self.renewed(nonce, lease.until);
             return false;
         }
-        for key in &*lease.claim.keys {
-            self.queues.entry(key.clone()).or_default().leases += 1;
-        }
-        self.timers.insert((lease.until, Timer::Lease(nonce)));
-        self.leases.by_nonce.insert(nonce, lease);
+        self.leases.insert(nonce, lease);
         true
     }
 
     pub(super) fn renewed(&mut self, nonce: u64, until: Instant) {
-        let Some(lease) = self.leases.by_nonce.get_mut(&nonce) else { return };
-        if until <= lease.until {
-            return;
-        }
-        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
-        lease.until = until;
-        self.timers.insert((until, Timer::Lease(nonce)));
-        for key in &*lease.claim.keys {
+        let Some(keys) = self.leases.extend(nonce, until) else { return };
+        for key in &*keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.due.retain(|due| *due != nonce);
+                self.remove_if_idle(key);
             }
         }
     }
 
     /// Removes the lease; its keys may be asked for again.
-    pub(super) fn lease_ended(&mut self, nonce: u64) -> Option<Lease> {
-        let lease = self.leases.by_nonce.remove(&nonce)?;
-        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
-        for key in &*lease.claim.keys {
+    pub(super) fn lease_ended(&mut self, nonce: u64) -> Option<HeldLease> {
+        let lease = self.leases.remove(nonce)?;
+        for key in &*lease.keys {
             if let Some(queue) = self.queues.get_mut(key) {
-                queue.leases = queue.leases.saturating_sub(1);
                 queue.due.retain(|due| *due != nonce);
                 queue.ready = true;
                 queue.holder = None;
@@ -57,7 +46,7 @@ impl Table {
     pub(super) fn lease_over(&mut self, nonce: u64, now: Instant) {
         if let Some(lease) = self.lease_ended(nonce) {
             self.actions.push_back(Action::Gone { nonce });
-            self.advance_all(&lease.claim.keys, now);
+            self.advance_all(&lease.keys, now);
         }
     }
 
@@ -69,10 +58,10 @@ impl Table {
             self.actions.push_back(Action::Gone { nonce });
             return;
         }
-        if let Some(lease) = self.leases.by_nonce.get(&nonce) {
+        if let Some(lease) = self.leases.get(nonce) {
             let held_ms = now.ms_since(lease.since);
             for (key, token) in lease.keyed_tokens() {
-                let owner = lease.claim.owner.clone();
+                let owner = lease.owner.clone();
                 self.actions.push_back(Action::Note(Note::Lost { key, owner, token, held_ms }));
             }
         }
@@ -82,14 +71,13 @@ impl Table {
     /// The lease has ended as far as this proxy knows, so its keys may be asked for. Another proxy may have
     /// renewed it, so the proxy asks the store before it reports the end.
     pub(super) fn lease_due(&mut self, nonce: u64, now: Instant) {
-        let Some(keys) = self.leases.claim(nonce).map(|claim| claim.keys.clone()) else { return };
+        let Some(keys) = self.leases.get(nonce).map(|lease| lease.keys.clone()) else { return };
         self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
         for key in &*keys {
-            if let Some(queue) = self.queues.get_mut(key) {
-                queue.due.push(nonce);
-                queue.ready = true;
-                queue.holder = None;
-            }
+            let queue = self.queue_of(key);
+            queue.due.push(nonce);
+            queue.ready = true;
+            queue.holder = None;
         }
         self.advance_all(&keys, now);
     }
@@ -97,13 +85,13 @@ impl Table {
     pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant) {
         let Some(lease) = self.lease_ended(nonce) else { return };
         self.note_expired(&lease, now);
-        self.advance_all(&lease.claim.keys, now);
+        self.advance_all(&lease.keys, now);
     }
 
-    fn note_expired(&mut self, lease: &Lease, now: Instant) {
+    fn note_expired(&mut self, lease: &HeldLease, now: Instant) {
         let held_ms = now.ms_since(lease.since);
         for (key, token) in lease.keyed_tokens() {
-            let owner = lease.claim.owner.clone();
+            let owner = lease.owner.clone();
             self.actions.push_back(Action::Note(Note::Expired { key, owner, token, held_ms }));
         }
     }
@@ -116,12 +104,12 @@ impl Table {
             let due = self.queues.get(key).map_or_else(Vec::new, |queue| queue.due.clone());
             for due in due.into_iter().filter(|due| *due != nonce) {
                 let excludes = |mode| mode == Mode::Exclusive;
-                let earlier = self.leases.claim(due).map(|claim| claim.mode);
+                let earlier = self.leases.get(due).map(|lease| lease.mode);
                 if (excludes(claim.mode) || earlier.is_some_and(excludes))
                     && let Some(lease) = self.lease_ended(due)
                 {
                     self.note_expired(&lease, now);
-                    freed.extend(lease.claim.keys.iter().cloned());
+                    freed.extend(lease.keys.iter().cloned());
                 }
             }
         }

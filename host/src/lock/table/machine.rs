@@ -3,15 +3,16 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::actions::Action;
+use super::charge::Charge;
 use super::chores::{Abandon, Chore, Chores};
 use super::entry::Entry;
 use super::events::{Event, SubmissionId, Waiter, WaiterId};
 use super::in_flight::{BatchItem, InFlight};
-use super::leases::Leases;
+use super::leases::{HeldLease, Leases};
 use super::limits::ABANDON_MS;
 use super::queue::Queue;
 use super::timer::Timer;
-use super::views::{Queued, Standing};
+use super::views::Queued;
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Claim, GlobalQueueChange};
 use crate::lock::{Instant, Key, LeaseRef};
@@ -19,7 +20,7 @@ use crate::lock::{Instant, Key, LeaseRef};
 /// The queues of one proxy. See the documentation of [the module](super).
 #[derive(Debug, Default)]
 pub struct Table {
-    pub(super) queues: HashMap<Key, Queue>,
+    pub(super) queues: HashMap<Key, Box<Queue>>,
     pub(super) waiters: HashMap<WaiterId, Entry>,
     pub(super) in_flight: HashMap<SubmissionId, InFlight>,
     pub(super) leases: Leases,
@@ -61,14 +62,14 @@ impl Table {
 
     /// Whether the lease is running, as far as this proxy knows.
     pub fn knows(&self, nonce: u64) -> bool {
-        self.leases.claim(nonce).is_some()
+        self.leases.get(nonce).is_some()
     }
 
     /// Whether what becomes of the reference says something about the lease with its nonce, as this proxy knows it: not if
     /// another client refers to the lease, maybe by an altered id.
     pub fn knows_as(&self, lease: &LeaseRef) -> bool {
-        let known = self.leases.claim(lease.nonce);
-        known.is_some_and(|claim| lease.is_allowed(&claim.tag.principal))
+        let known = self.leases.get(lease.nonce);
+        known.is_some_and(|known| lease.is_allowed(&known.tag.principal))
     }
 
     /// The waiter with this id, if it is in a queue.
@@ -83,16 +84,20 @@ impl Table {
         queue.in_order().filter_map(entry).map(|entry| entry.queued(now)).collect()
     }
 
-    /// Every waiter with its claim, and every running lease: a new policy must be asked about each of them.
-    pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
-        let waiting =
-            self.waiters.iter().map(|(id, entry)| (Standing::Waiter { id: *id }, &entry.waiter.claim));
-        waiting.chain(self.leases.standing())
+    /// The claim of each waiter.
+    pub fn claims(&self) -> impl Iterator<Item = (WaiterId, &Claim)> {
+        self.waiters.iter().map(|(id, entry)| (*id, &entry.waiter.claim))
+    }
+
+    /// Each running lease that this proxy has granted or renewed, with its nonce.
+    pub fn leases(&self) -> impl Iterator<Item = (u64, &HeldLease)> {
+        self.leases.iter()
     }
 
     /// When [`Table::handle_timeout`] next has work to do; `None` if no timer is set.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let timer = self.timers.first().map(|(at, _)| *at);
+        timer.into_iter().chain(self.leases.next_end()).min()
     }
 
     /// The next thing that the caller must do; `None` if nothing is left. The actions come in the order in which
@@ -113,9 +118,14 @@ impl Table {
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
             Event::Lost { nonce } => self.lease_lost(nonce, now),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
-                let charge = self.lease_ended(nonce).map(|lease| lease.charge).unwrap_or_default();
+                let lease = self.lease_ended(nonce).and_then(|lease| lease.charge);
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
-                self.chore(Chore::Abandon(Abandon { keys, attempt, until, _charge: charge }));
+                self.chore(Chore::Abandon(Abandon {
+                    keys,
+                    attempt,
+                    until,
+                    _charge: Charge { request: None, lease },
+                }));
             }
             Event::Taken(key) => {
                 for nonce in self.leases.of(&key) {
@@ -139,7 +149,13 @@ impl Table {
 
     /// Does all work that is due at `now`. Call [`Table::poll_action`] afterwards.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
+        while let Some(at) = self.poll_timeout().filter(|at| *at <= now) {
+            if self.timers.first().is_none_or(|(first, _)| *first > at) {
+                if let Some(nonce) = self.leases.pop_end() {
+                    self.lease_due(nonce, now);
+                }
+                continue;
+            }
             match self.timers.pop_first() {
                 Some((_, Timer::Deadline(id))) => self.deadline(id, now),
                 Some((at, Timer::Poll(key))) => {
@@ -148,11 +164,6 @@ impl Table {
                     {
                         queue.poll_at = None;
                         self.wake(&key, now);
-                    }
-                }
-                Some((at, Timer::Lease(nonce))) => {
-                    if self.leases.ends_at(nonce) == Some(at) {
-                        self.lease_due(nonce, now);
                     }
                 }
                 Some((_, Timer::Look(nonce))) => {

@@ -45,9 +45,7 @@ pub(super) struct Queue {
     pub marked: Option<Arc<str>>,
     /// The holder or the delay that blocks the key, if it is known.
     pub holder: Option<Known>,
-    /// Leases of this key that this proxy knows.
-    pub leases: usize,
-    /// Those leases among them that have ended as far as this proxy knows, without confirmation by the store.
+    /// The leases of this key that have ended as far as this proxy knows, without confirmation by the store.
     pub due: Vec<u64>,
 }
 
@@ -89,7 +87,6 @@ impl Default for Queue {
             keep_at: None,
             marked: None,
             holder: None,
-            leases: 0,
             due: Vec::new(),
         }
     }
@@ -108,9 +105,19 @@ impl Queue {
         self.order.len()
     }
 
-    /// Whether the queue holds no state and can be removed.
-    pub fn is_idle(&self) -> bool {
-        self.order.is_empty() && self.in_flight.is_none() && self.choice.is_none() && self.leases == 0
+    /// A queue in which nobody waits. The key is held by a lease of this proxy, which was granted to this group.
+    pub fn of_held(holder: Option<Known>, group: &str) -> Queue {
+        let mut queue = Queue { holder, ..Queue::default() };
+        queue.granted(group);
+        queue
+    }
+
+    /// Whether the queue can be removed: nobody waits in it, and nothing is going on. `is_held`: a lease of the key
+    /// runs, from which [`Queue::of_held`] would make the queue again, so all that would be lost is the groups of several
+    /// grants.
+    pub fn is_idle(&self, is_held: bool) -> bool {
+        let is_quiet = self.order.is_empty() && self.in_flight.is_none() && self.choice.is_none();
+        is_quiet && self.due.is_empty() && !(is_held && self.recent.len() > 1)
     }
 
     pub fn head(&self) -> Option<WaiterId> {

@@ -10,7 +10,6 @@ use crate::lock::Key;
 pub(super) enum Timer {
     Deadline(WaiterId),
     Poll(Key),
-    Lease(u64),
     /// Ask the store whether a lease has ended.
     Look(u64),
     /// Continue with the chores.

@@ -32,14 +32,8 @@ impl Table {
 
     /// Lets the next waiters of a key ask the store, if there are any and the key may be free.
     pub(super) fn advance(&mut self, key: &Key, now: Instant) {
+        self.remove_if_idle(key);
         let Some(queue) = self.queues.get(key) else { return };
-        if queue.is_idle() {
-            if let Some(at) = queue.poll_at {
-                self.timers.remove(&(at, Timer::Poll(key.clone())));
-            }
-            self.queues.remove(key);
-            return;
-        }
         if queue.in_flight.is_some() || queue.choice.is_some() || queue.len() == 0 {
             return;
         }
@@ -52,6 +46,24 @@ impl Table {
         let items = self.run(key, &HashSet::default());
         if !items.is_empty() {
             self.submit(items);
+        }
+    }
+
+    /// The queue of a key.
+    pub(super) fn queue_of(&mut self, key: &Key) -> &mut Queue {
+        let lease = self.leases.last_on(key);
+        let new = || lease.map(|lease| Queue::of_held(lease.known_on(key), &lease.group));
+        self.queues.entry(key.clone()).or_insert_with(|| Box::new(new().unwrap_or_default()))
+    }
+
+    /// Removes the queue of a key if nothing is lost with it.
+    pub(super) fn remove_if_idle(&mut self, key: &Key) {
+        let is_held = || self.leases.last_on(key).is_some();
+        if let Some(queue) = self.queues.get(key).filter(|queue| queue.is_idle(is_held())) {
+            if let Some(at) = queue.poll_at {
+                self.timers.remove(&(at, Timer::Poll(key.clone())));
+            }
+            self.queues.remove(key);
         }
     }
 
@@ -85,7 +97,7 @@ impl Table {
         let claim = &entry.waiter.claim;
         let single = claim.keys.len() == 1;
         let is_next = |queue: &Queue| (single || queue.head() == Some(id)) && queue.in_flight.is_none();
-        let is_next = |key: &Key| self.queues.get(key).is_some_and(is_next);
+        let is_next = |key: &Key| self.queues.get(key).is_some_and(|queue| is_next(queue));
         let is_free =
             |key: &Key| freed.contains(key) || self.queues.get(key).is_some_and(|queue| queue.ready);
         let mut keys = claim.keys.iter();
@@ -140,9 +152,8 @@ impl Table {
         items.append(&mut looks);
         if !items.is_empty() {
             self.submit(items);
-        } else if self.queues.get(key).is_some_and(Queue::is_idle) {
-            self.advance(key, now);
         } else {
+            self.remove_if_idle(key);
             self.arm(key, now);
         }
     }
@@ -161,7 +172,7 @@ impl Table {
         let mut taken = HashSet::default();
         for key in &*lease.keys {
             let free = |q: &Queue| q.in_flight.is_none() && q.choice.is_none();
-            if self.queues.get(key).is_some_and(free) && !self.asks_choice(key) {
+            if self.queues.get(key).is_some_and(|queue| free(queue)) && !self.asks_choice(key) {
                 let new = |item: &BatchItem| item.waiter().is_some_and(|waiter| taken.insert(waiter));
                 items.extend(self.run(key, &freed).into_iter().filter(new));
             }

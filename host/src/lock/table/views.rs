@@ -1,27 +1,7 @@
 //! What a [`Table`](super::Table) shows of its waiters and leases.
 
 use super::events::WaiterId;
-use crate::lock::{Instant, Mode};
-
-/// The state of a claim on this proxy.
-#[derive(Clone, Copy, Debug)]
-pub enum Standing {
-    /// The claim still waits.
-    Waiter {
-        /// Identifies the waiter.
-        id: WaiterId,
-    },
-    /// The claim was granted. This proxy has known the lease since `since`. The lease ends at `until`, unless
-    /// another proxy has renewed it.
-    Lease {
-        /// Identifies the lease.
-        nonce: u64,
-        /// When this proxy learned of the lease.
-        since: Instant,
-        /// When the lease ends, by this proxy's clock.
-        until: Instant,
-    },
-}
+use crate::lock::Mode;
 
 /// A waiter in a queue, for display.
 #[derive(Clone, Debug)]

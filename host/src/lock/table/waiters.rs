@@ -94,8 +94,7 @@ impl Table {
 
     pub(super) fn join_queues(&mut self, id: WaiterId, entry: &Entry) {
         for key in &*entry.waiter.claim.keys {
-            let queue = self.queues.entry(key.clone()).or_default();
-            queue.join(entry.place, id, &entry.waiter.group);
+            self.queue_of(key).join(entry.place, id, &entry.waiter.group);
         }
     }
 

@@ -59,7 +59,7 @@ fn add_http<'a>(labels: &mut Vec<Label<'a>>, http: &'a HttpView) {
 }
 
 /// The tag whose [`labels`] these are.
-pub fn tag(resource: Box<str>, policy: Box<str>, labels: Vec<Label<'_>>) -> Tag {
+pub fn tag(resource: Arc<str>, policy: Arc<str>, labels: Vec<Label<'_>>) -> Tag {
     let mut tag = Tag { resource, policy, ..Tag::default() };
     let mut http: Option<HttpView> = None;
     for (name, value) in labels {
