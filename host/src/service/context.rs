@@ -89,7 +89,7 @@ impl ServiceContext {
     /// Waits until the leases that were in the store at the start have been examined; until then nothing is
     /// granted.
     pub async fn opened(&self) -> Result<(), AcquireError> {
-        if self.gate.is_open() {
+        if self.gate.is_clear() {
             return Ok(());
         }
         let limit = Duration::from_millis(u64::from(self.store_timeout_ms));
