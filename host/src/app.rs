@@ -113,7 +113,6 @@ impl App {
             policies,
             routes: config.routes.clone(),
             naming: naming(&config.guards),
-            stores: format!("{:?}", config.quorum.members),
             address: address.to_string(),
             auth: auth.clone(),
             grace: config.auth.grace,

@@ -92,8 +92,6 @@ pub struct Parts {
     pub config: FleetConfig,
     /// The metrics to which the fleet reports.
     pub metrics: Metrics,
-    /// The stores other than the table, as text.
-    pub stores: String,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
     /// The rules of this proxy: who may do what.
@@ -119,8 +117,6 @@ struct Inner {
     routes: Component,
     /// The records of how guarded requests are named. Locked while they change, and while this proxy joins with them.
     naming: tokio::sync::Mutex<Records>,
-    /// [`Parts::stores`].
-    stores: String,
     state: Mutex<State>,
     view: latest::Sender<View>,
     peer_secret: latest::Sender<Option<PeerSecret>>,
@@ -154,7 +150,7 @@ struct State {
     /// For each policy, why this member does not acknowledge its record.
     held_up: BTreeMap<String, String>,
     /// What this proxy has recorded as [`View::named_by`].
-    named_by: Option<String>,
+    named_by: String,
     /// Why this proxy is not a member.
     trouble: Option<String>,
     /// When a heartbeat was last answered.
@@ -180,7 +176,6 @@ impl Fleet {
             policies,
             routes,
             naming,
-            stores,
             address,
             config,
             metrics,
@@ -200,7 +195,6 @@ impl Fleet {
             host: host::here(),
             routes: record_of(&routes),
             naming: tokio::sync::Mutex::new(naming_records(&naming)),
-            stores,
             state: Mutex::new(state),
             view,
             peer_secret,

@@ -286,6 +286,7 @@ impl Fleet {
         self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
+        self.forget_other_names(view).await?;
         let me = Pulse { id, acks: Some(acks.clone()), ..self.0.pulse() };
         if !self.0.registry.activate(me).await? {
             return Err(Trouble::Changed);

@@ -9,16 +9,26 @@ use std::collections::BTreeMap;
 
 use super::Fleet;
 use crate::coverage::{Branch, reached};
+use crate::store::StoreError;
 use crate::store::registry::View;
 
 impl Fleet {
     fn names(&self, view: &View) -> Option<String> {
-        view.names(self.0.policies.names(), &self.0.stores)
+        view.names(self.0.policies.names(), &self.0.service.spaces()?)
     }
 
     /// Whether every lease in the store has the keys that the records of the view name.
     pub(super) fn are_named(&self, view: &View) -> bool {
-        view.named_by.is_some() && view.named_by == self.names(view)
+        self.names(view).is_some_and(|names| names == view.named_by)
+    }
+
+    /// Takes the digest of other records away before this proxy grants: it may name keys otherwise, for example because
+    /// it is of another version of the program.
+    pub(super) async fn forget_other_names(&self, view: &View) -> Result<(), StoreError> {
+        match view.named_by.is_empty() || self.are_named(view) {
+            true => Ok(()),
+            false => self.0.registry.record_named_by(String::new()).await,
+        }
     }
 
     /// Records that every lease in the store has its keys, if this proxy knows that. `acks`: the records that this
@@ -30,13 +40,13 @@ impl Fleet {
         }
         let Some(names) = self.names(view) else { return };
         // Proxies with other policies record other digests. Each of them writes once.
-        if view.named_by.as_ref() == Some(&names) || self.0.state.lock().named_by.as_ref() == Some(&names) {
+        if view.named_by == names || self.0.state.lock().named_by == names {
             return;
         }
         match self.0.registry.record_named_by(names.clone()).await {
             Ok(()) => {
                 reached(Branch::NamesRecorded);
-                self.0.state.lock().named_by = Some(names);
+                self.0.state.lock().named_by = names;
             }
             Err(error) => tracing::debug!(%error, "the next proxy that starts will read all leases"),
         }

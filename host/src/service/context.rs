@@ -48,7 +48,7 @@ pub(super) struct ServiceContext {
     /// The number of the next waiter.
     pub serial: AtomicU64,
     pub notices: broadcast::Sender<Arc<Notice>>,
-    /// Closed until the leases from before the start have been examined.
+    /// Closed until the leases from before the start have been examined, or are known to have their keys.
     pub gate: Gate,
     /// Closed while the rules of this proxy are not those of its store.
     pub rules: RulesGate,

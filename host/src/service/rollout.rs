@@ -1,8 +1,8 @@
 //! Replaces a policy while locks are held.
 //!
 //! If the new generation names keys differently, a holder of the old key and a holder of the new key must never
-//! exist together. So before a generation goes live, it is asked again about every held lease, here and in the
-//! store, and about every waiter:
+//! exist together. So before a generation goes live where locks are granted, it is asked again about every held lease,
+//! here and in the store, and about every waiter:
 //!
 //! - A lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims for one of its new keys also
 //!   take its old keys.
@@ -27,6 +27,7 @@ use super::message::{Msg, Swap, SwapStep};
 use super::shadow::Shadow;
 use super::survey::{plans_for, survey};
 use crate::coverage::{Branch, reached};
+use crate::lock::Space;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Holder;
 use crate::policy::{Generation, Prepared};
@@ -92,6 +93,15 @@ impl Service {
     /// Takes over from another proxy that [`Service::has_named_all`] holds for the live generations.
     pub fn take_as_named(&self) {
         self.shared.named.lock().take_over(self.shared.policies.numbers());
+    }
+
+    /// Which kinds of keys the stores have, as text: the keys of a plan depend on it. `None` if a quorum of servers has
+    /// keys: what the main store knows of policies may be older than the leases of these servers.
+    pub fn spaces(&self) -> Option<String> {
+        let store = &self.shared.store;
+        let has = |space: &Space| store.lacks(*space).is_none();
+        let all = Space::ALL.iter().filter(|space| has(space));
+        all.map(|space| (!space.has_own_servers()).then(|| format!("{space:?} "))).collect()
     }
 
     /// From now on the candidate names keys together with the live generation. Leases that lack the candidate's

@@ -298,7 +298,6 @@ impl World {
             policies: policies.clone(),
             routes: routes(),
             naming: naming(&guards),
-            stores: String::new(),
             config: FleetConfig::default(),
             metrics: metrics.clone(),
             address,

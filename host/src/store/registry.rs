@@ -196,9 +196,11 @@ pub struct View {
     pub peer_secret: Option<PeerSecret>,
     /// The rules of who may do what that the proxies should go by.
     pub rules: Option<RulesRecord>,
+    /// The server that was asked, with its epoch.
+    pub server: String,
     /// Under which records every lease in the store was last known to have the keys that they name: their
-    /// [digest](View::names).
-    pub named_by: Option<String>,
+    /// [digest](View::names). Empty if no such records are known.
+    pub named_by: String,
 }
 
 impl PolicyRecord {
@@ -220,9 +222,9 @@ impl View {
     }
 
     /// A digest of the records that decide which keys the leases of these policies have; `None` during a change. The
-    /// numbers of the records are a part of it, so it never comes back after a change. `stores` says which other stores
-    /// have leases.
-    pub fn names<'a>(&self, policies: impl Iterator<Item = &'a str>, stores: &str) -> Option<String> {
+    /// numbers of the records, the server and its epoch are a part of it, so it comes back neither after a change nor
+    /// after a fail-over. `spaces`: which kinds of keys there are.
+    pub fn names<'a>(&self, policies: impl Iterator<Item = &'a str>, spaces: &str) -> Option<String> {
         let policies: BTreeSet<&str> = policies.collect();
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
@@ -231,7 +233,8 @@ impl View {
         };
         // Another version of the program may name keys differently.
         add(env!("CARGO_PKG_VERSION"));
-        add(stores);
+        add(&self.server);
+        add(spaces);
         for record in &self.records {
             if record.is_policy() && !policies.contains(&*record.name) {
                 continue;
@@ -316,7 +319,8 @@ pub trait Registry: Send + Sync + 'static {
         now: RulesVersion,
     ) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Records that every lease in the store has the keys that the records with this [digest](View::names) name.
+    /// Records that every lease in the store has the keys that the records with this [digest](View::names) name. With an
+    /// empty text: that no such records are known.
     fn record_named_by(&self, names: String) -> StoreFuture<Result<(), StoreError>>;
 
     /// Limits until when leases may be written, by the store's clock and by the proxy's own clock. `None`: no

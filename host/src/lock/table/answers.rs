@@ -288,6 +288,9 @@ impl Table {
         // None of several is free.
         let any = self.waiters.get(&id).filter(|entry| entry.waiter.claim.any);
         let keys = any.map_or_else(|| [denial.key.clone()].into(), |entry| entry.waiter.claim.keys.clone());
+        if let Some(holder) = &denial.holder {
+            self.leases.note_holder(&denial.key, holder.token);
+        }
         for key in &*keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));

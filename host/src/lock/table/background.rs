@@ -31,7 +31,8 @@ impl Table {
                 self.timers.insert((Instant(0), Timer::Chores));
             }
         } else if let Chore::Look { nonce } = chore {
-            self.lease_ended(nonce);
+            let keys = self.lease_ended(nonce).map(|lease| lease.keys);
+            self.remove_all_idle(keys.as_deref().unwrap_or_default());
         }
     }
 

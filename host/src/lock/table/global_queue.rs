@@ -195,8 +195,9 @@ impl Table {
         }
     }
 
-    pub(super) fn keep_places(&mut self, key: &Key, now: Instant) {
-        let Some(queue) = self.queues.get_mut(key) else { return };
+    /// Extends the places, at the time for which a timer was set: a queue that was made again has another timer.
+    pub(super) fn keep_places(&mut self, key: &Key, at: Instant, now: Instant) {
+        let Some(queue) = self.queues.get_mut(key).filter(|queue| queue.keep_at == Some(at)) else { return };
         queue.keep_at = None;
         let entries =
             queue.in_order().filter_map(|id| self.waiters.get(id)).filter(|entry| entry.in_global_queue);

@@ -16,6 +16,11 @@ impl Table {
             self.renewed(nonce, lease.until);
             return false;
         }
+        if lease.mode != Mode::Exclusive {
+            for key in &*lease.keys {
+                self.queue_of(key).leases += 1;
+            }
+        }
         self.leases.insert(nonce, lease);
         true
     }
@@ -35,6 +40,7 @@ impl Table {
         let lease = self.leases.remove(nonce)?;
         for key in &*lease.keys {
             if let Some(queue) = self.queues.get_mut(key) {
+                queue.leases = queue.leases.saturating_sub(usize::from(lease.mode != Mode::Exclusive));
                 queue.due.retain(|due| *due != nonce);
                 queue.ready = true;
                 queue.holder = None;

@@ -57,7 +57,7 @@ impl From<&[Token]> for Tokens {
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_nonce: HashMap<u64, Box<HeldLease>>,
-    /// The lease that was granted last on a key.
+    /// The exclusive lease that was granted last on a key. Other leases may share the key, and have a queue.
     on_key: HashMap<Key, u64>,
     ends: BTreeSet<(Instant, u64)>,
 }
@@ -77,7 +77,7 @@ impl Leases {
 
     /// Adds a lease that is not known yet.
     pub fn insert(&mut self, nonce: u64, lease: HeldLease) {
-        for key in &*lease.keys {
+        for key in lease.keys.iter().filter(|_| lease.mode == Mode::Exclusive) {
             self.on_key.insert(key.clone(), nonce);
         }
         self.ends.insert((lease.until, nonce));
@@ -104,12 +104,21 @@ impl Leases {
         Some(*lease)
     }
 
+    /// The store says which lease holds a key. If this proxy knows another one, that one was released elsewhere.
+    pub fn note_holder(&mut self, key: &Key, holder: Token) {
+        let is_known =
+            |lease: &HeldLease| lease.keyed_tokens().any(|(held, token)| held == *key && token == holder);
+        if self.last_on(key).is_some_and(|lease| !is_known(lease)) {
+            self.on_key.remove(key);
+        }
+    }
+
     /// The leases that hold a key.
     pub fn of(&self, key: &Key) -> Vec<u64> {
         self.iter().filter(|(_, lease)| lease.keys.contains(key)).map(|(nonce, _)| nonce).collect()
     }
 
-    /// The lease that was granted last on a key, if it runs.
+    /// The exclusive lease that was granted last on a key, if it runs as far as this proxy knows.
     pub fn last_on(&self, key: &Key) -> Option<&HeldLease> {
         self.get(*self.on_key.get(key)?)
     }

@@ -119,6 +119,7 @@ impl Table {
             Event::Lost { nonce } => self.lease_lost(nonce, now),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
                 let lease = self.lease_ended(nonce).and_then(|lease| lease.charge);
+                self.remove_all_idle(&keys);
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
                 self.chore(Chore::Abandon(Abandon {
                     keys,
@@ -176,7 +177,7 @@ impl Table {
                     self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket });
                 }
                 Some((_, Timer::Join(key))) => self.join(&key, now),
-                Some((_, Timer::Keep(key))) => self.keep_places(&key, now),
+                Some((at, Timer::Keep(key))) => self.keep_places(&key, at, now),
                 None => break,
             }
         }

@@ -45,6 +45,8 @@ pub(super) struct Queue {
     pub marked: Option<Arc<str>>,
     /// The holder or the delay that blocks the key, if it is known.
     pub holder: Option<Known>,
+    /// The running leases of this key, other than exclusive ones, that this proxy knows.
+    pub leases: usize,
     /// The leases of this key that have ended as far as this proxy knows, without confirmation by the store.
     pub due: Vec<u64>,
 }
@@ -87,6 +89,7 @@ impl Default for Queue {
             keep_at: None,
             marked: None,
             holder: None,
+            leases: 0,
             due: Vec::new(),
         }
     }
@@ -112,12 +115,12 @@ impl Queue {
         queue
     }
 
-    /// Whether the queue can be removed: nobody waits in it, and nothing is going on. `is_held`: a lease of the key
-    /// runs, from which [`Queue::of_held`] would make the queue again, so all that would be lost is the groups of several
-    /// grants.
+    /// Whether the queue can be removed: nobody waits in it, and nothing is going on. `is_held`: an exclusive lease of the
+    /// key runs, from which [`Queue::of_held`] makes a queue for the next waiter, with its group but no earlier ones. What
+    /// the store said of other proxies' holders is lost; the next waiter asks the store anyway.
     pub fn is_idle(&self, is_held: bool) -> bool {
         let is_quiet = self.order.is_empty() && self.in_flight.is_none() && self.choice.is_none();
-        is_quiet && self.due.is_empty() && !(is_held && self.recent.len() > 1)
+        is_quiet && self.leases == 0 && self.due.is_empty() && !(is_held && self.recent.len() > 1)
     }
 
     pub fn head(&self) -> Option<WaiterId> {

@@ -67,6 +67,10 @@ impl Table {
         }
     }
 
+    pub(super) fn remove_all_idle(&mut self, keys: &[Key]) {
+        keys.iter().for_each(|key| self.remove_if_idle(key));
+    }
+
     /// The head of the queue and the waiters behind it that may be granted with it, if all their keys can be
     /// asked for. `freed`: keys that a release in the same batch frees.
     pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {

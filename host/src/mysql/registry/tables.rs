@@ -139,8 +139,9 @@ impl Link {
         let rules = value(RULES).and_then(|(_, value, since)| {
             Some(RulesRecord { rules: RulesVersion::parse(&text(value))?, since: ServerTime(*since) })
         });
-        let named_by = value(NAMED_BY).map(|(_, value, _)| text(value));
-        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret, rules, named_by })
+        let named_by = value(NAMED_BY).map(|(_, value, _)| text(value)).unwrap_or_default();
+        let server = format!("{}:{}", self.server.identity, self.sample.epoch);
+        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret, rules, server, named_by })
     }
 
     /// Writes the secret of the proxies, if there is none.
