@@ -9,6 +9,7 @@ use crate::lock::record::{Claim, GlobalTicket, Op, Outcome, Record, Tag};
 use crate::lock::{Instant, Key, Mode, ServerTime};
 
 mod charges;
+mod queues;
 mod readers;
 mod turns;
 mod watching;
