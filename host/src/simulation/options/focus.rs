@@ -31,7 +31,7 @@ impl Options {
             ..self
         };
         // Mistakes that show in few of their runs get more runs.
-        match random.random_range(0..12) {
+        match random.random_range(0..14) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
@@ -39,6 +39,7 @@ impl Options {
             6 => few.with_slow_members_of_a_quorum(random),
             7 => few.with_a_member_that_is_silent_for_a_while(random),
             8 => few.with_requests_that_may_finish(random),
+            9 | 10 => few.with_starts_beside_earlier_leases(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -65,6 +66,41 @@ impl Options {
                 planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
                 planned(back_ms - random.random_range(200..1_500), Fault::RollBack { proxy: by, policy }),
             ],
+            ..self
+        }
+    }
+
+    /// Proxies start while long leases have the keys of an earlier policy: beside a proxy that has changed the policy, or
+    /// one after the other with another policy in their files.
+    fn with_starts_beside_earlier_leases(self, random: &mut StdRng) -> Options {
+        let (policy, lasts) = ("lease", Duration::from_secs(30));
+        let (mut at_ms, mut faults) = (random.random_range(1_000_u32..3_000), Vec::new());
+        for stripes in [1, 0, 2, 0].into_iter().cycle() {
+            if u128::from(at_ms) >= lasts.as_millis() {
+                break;
+            }
+            let mut add = |after_ms, fault| faults.push(Planned { at_ms: at_ms + after_ms, fault });
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            let down_ms = random.random_range(200..1_000);
+            if random.random_bool(0.5) {
+                add(0, Fault::Replace { proxy: 1, policy, settings });
+                add(random.random_range(100..1_500), Fault::Restart { proxy: 0, down_ms });
+            } else {
+                add(0, Fault::Edit { policy, settings });
+                add(10, Fault::Restart { proxy: 0, down_ms });
+                let down_ms = down_ms + random.random_range(300..2_000);
+                add(10, Fault::Restart { proxy: 1, down_ms });
+            }
+            at_ms += random.random_range(4_000..8_000);
+        }
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            work_ms: 800,
+            forgets_per_mille: 500,
+            longest_ttl_ms: 8_000,
+            lasts,
+            faults,
             ..self
         }
     }
