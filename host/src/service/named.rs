@@ -35,3 +35,24 @@ impl Named {
         self.are_lacking = are_lacking;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_leases_are_named_after_a_survey_by_each_live_generation_that_found_none_lacking() {
+        let mut named = Named::default();
+        let live = |orders: u64| [("orders", orders), ("jobs", 1)].into_iter();
+        assert!(!named.has_all(live(1)), "nothing was surveyed");
+        named.surveyed("orders", 1, false);
+        assert!(!named.has_all(live(1)), "one policy was not");
+        named.surveyed("jobs", 1, true);
+        assert!(!named.has_all(live(1)), "a lease lacks keys");
+        named.lease_over(false);
+        assert!(named.has_all(live(1)));
+        assert!(!named.has_all(live(2)), "the next generation was not");
+        named.take_over(live(2));
+        assert!(named.has_all(live(2)) && !named.has_all(live(1)));
+    }
+}
