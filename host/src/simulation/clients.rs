@@ -15,7 +15,7 @@ mod hold;
 use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
 use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
-use super::options::{LONGER_MS, Options};
+use super::options::Options;
 use super::principals::principals;
 use super::world::{Proxy, Shared, TIMEOUT_MS};
 use crate::clock;
@@ -75,6 +75,8 @@ pub struct Client {
     to_the_first_percent: u32,
     work_ms: u32,
     longest_ttl_ms: u32,
+    /// The longest lease that the proxies allow.
+    limit_ms: u32,
     /// The share of leases, in thousandths, that the client does not release.
     forgets_per_mille: u32,
     shared_percent: u32,
@@ -107,6 +109,7 @@ impl Client {
             to_the_first_percent: options.to_the_first_percent,
             work_ms: options.work_ms,
             longest_ttl_ms: options.longest_ttl_ms,
+            limit_ms: options.limit_ms(),
             forgets_per_mille: options.forgets_per_mille,
             shared_percent: options.shared_percent,
             long_holds_percent: options.long_holds_percent,
@@ -420,9 +423,9 @@ impl Client {
         self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
     }
 
-    /// Checks that no client is told to hold for longer than the longest lease, whatever the server's clock does.
+    /// Checks that no client is told to hold for longer than the proxies allow, whatever the server's clock does.
     fn check_length(&self, request: &Request, valid_until: Instant) {
-        let (left_ms, longest_ms) = (valid_until.ms_since(clock::now()), self.longest_ttl_ms + LONGER_MS);
+        let (left_ms, longest_ms) = (valid_until.ms_since(clock::now()), self.limit_ms);
         if left_ms > longest_ms {
             let (owner, resource) = (&request.owner, &request.resource);
             let why = format!(
