@@ -131,8 +131,12 @@ impl Fleet {
                 None => tracing::info!("the proxy joins its fleet again"),
             }
         };
+        let opens = !fresh || are_named;
         // The answer to this heartbeat allows this proxy to write.
         self.0.fresh_view(&mut watch.views).await;
+        // The proxies of the store learn of new rules before this proxy grants by them.
+        let view = self.0.view.borrow().clone();
+        self.record_rules(&view).await;
         let state = self.0.state.lock();
         // The proxy may have been evicted just now; then it has to join again.
         if state.stage == Stage::Member {
@@ -142,11 +146,11 @@ impl Fleet {
                 reached(Branch::StartsNamed);
                 self.0.service.take_as_named();
             }
-            if !fresh || are_named {
+            if opens {
                 self.0.service.open();
             }
         }
-        !fresh || are_named
+        opens
     }
 
     async fn register(&self) -> u64 {
