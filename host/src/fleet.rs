@@ -21,7 +21,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +36,7 @@ use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
 use crate::store::registry::{
-    Component, PeerSecret, PolicyVersion, Pulse, ROUTES, Registry, View, guard_record,
+    Component, PeerSecret, PolicyVersion, Pulse, ROUTES, Registry, View, digest, guard_record,
 };
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -372,11 +371,8 @@ fn naming_records(naming: &BTreeMap<String, String>) -> Records {
 
 /// A record other than a policy: a digest of texts, and content for people to read.
 fn recorded<'a>(texts: impl IntoIterator<Item = &'a str>, shown: Vec<u8>) -> Component {
-    let mut hash = Sha256::new();
-    for text in texts {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text.as_bytes());
+    Component {
+        version: PolicyVersion { digest: digest(texts), settings: "{}".to_owned() },
+        bytes: shown.into(),
     }
-    let digest = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    Component { version: PolicyVersion { digest, settings: "{}".to_owned() }, bytes: shown.into() }
 }

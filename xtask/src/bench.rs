@@ -9,7 +9,8 @@ use crate::{paths, servers, steps, wasm};
 
 /// Measures the proxy against the same SQL run directly, against nginx and against Redis, in one run on one server.
 ///
-/// Prints a table and writes target/bench/side_by_side.json. Takes about a quarter of an hour once built; the measurement `held` alone takes half of that.
+/// Prints a table and writes target/bench/side_by_side.json. Takes about a quarter of an hour once built; the measurement
+/// `held` alone takes half of that.
 #[derive(clap::Args)]
 pub struct Args {
     /// End with exit code 1 if a target is missed.

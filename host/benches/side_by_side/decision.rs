@@ -1,5 +1,6 @@
 //! A single policy decision, with 5 strings and 3 labels: by a fresh instance, and from the cache of plans.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -7,7 +8,7 @@ use serde_json::json;
 
 use lockkeeper::config::Config;
 use lockkeeper::lock::Mode;
-use lockkeeper::policy::{Compiler, Engine, PlanRequest, Policies};
+use lockkeeper::policy::{Compiler, Engine, Generation, PlanRequest, Policies};
 use lockkeeper::telemetry::Metrics;
 
 use crate::report::{Report, Row};
@@ -17,13 +18,18 @@ const CALLS: usize = 20_000;
 const FRESH_TARGET_US: f64 = 10.0;
 const CACHED_TARGET_US: f64 = 0.5;
 
-/// Measures a decision.
-pub fn measure(report: &mut Report) -> Result<()> {
+/// The policy `default`, with its default settings.
+pub fn default_policy() -> Result<Arc<Generation>> {
     let config = Config::default();
     let engine = Engine::new(&config.engine, Compiler::InProcess)?;
     let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
         .map_err(|rejections| anyhow!("{rejections:?}"))?;
-    let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
+    policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))
+}
+
+/// Measures a decision.
+pub fn measure(report: &mut Report) -> Result<()> {
+    let generation = default_policy()?;
     let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     // The strings are name and owner of the request, and key, group and primitive of the plan, besides the labels.
     let request = |order: usize| PlanRequest {

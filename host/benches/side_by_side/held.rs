@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
-use lockkeeper::config::Config;
-use lockkeeper::policy::{Compiler, Engine, Policies};
-use lockkeeper::telemetry::Metrics;
+use anyhow::Result;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::decision::default_policy;
 use crate::http::{self, Client};
 use crate::report::{Report, Row};
 use crate::rounds::CLIENTS;
@@ -21,7 +19,7 @@ const MOST_START: Duration = Duration::from_secs(2);
 const MOST_SLOWER: f64 = 2.0;
 /// How long it takes at most until a proxy has recorded that all leases have their keys.
 const NOTED: Duration = Duration::from_secs(3);
-/// How long the ordinary traffic is measured.
+/// For how long the traffic without a policy change is measured.
 const ORDINARY: Duration = Duration::from_secs(10);
 
 /// Measures a proxy that has granted all leases, a change of the policy that named them, and the proxy's successor. On a
@@ -40,7 +38,7 @@ async fn measure_in(world: &mut World, leases: u64, report: &mut Report) -> Resu
     fill(proxy, leases).await?;
     memory_row(leases, empty, proxy.memory()?, report);
 
-    let component = component()?;
+    let component = default_policy()?.component();
     // A custom section, which means nothing.
     let other = [&*component, b"\0\x06\x05bench"].concat();
     let wait = async {
@@ -58,16 +56,6 @@ async fn measure_in(world: &mut World, leases: u64, report: &mut Report) -> Resu
     let started = world.kill_and_start().await?;
     start_row(leases, started, world.proxy_memory()?, report);
     Ok(())
-}
-
-/// The component of the policy of the leases.
-fn component() -> Result<Vec<u8>> {
-    let config = Config::default();
-    let engine = Engine::new(&config.engine, Compiler::InProcess)?;
-    let policies = Policies::load(&engine, &config.policies, &config.limits, &Metrics::default())
-        .map_err(|rejections| anyhow!("{rejections:?}"))?;
-    let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
-    Ok(generation.component().to_vec())
 }
 
 /// Acquires the leases, for longer than the bench runs.

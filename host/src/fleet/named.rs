@@ -14,7 +14,7 @@ use crate::store::registry::View;
 
 impl Fleet {
     fn names(&self, view: &View) -> Option<String> {
-        view.names(self.0.policies.names(), &self.0.service.spaces()?)
+        view.names(|policy| self.0.policies.get(policy).is_some(), &self.0.service.spaces()?)
     }
 
     /// Whether every lease in the store has the keys that the records of the view name.

@@ -10,7 +10,7 @@ use crate::policy::PlanRequest;
 /// A lease as the store knows it, with those of its keys that were read.
 pub(super) struct Held {
     pub nonce: u64,
-    pub keys: HashSet<Key>,
+    pub keys: Vec<Key>,
     pub request: PlanRequest,
     /// Another proxy decides about the key, and grants it to requests that are not known here.
     pub is_delegation: bool,
@@ -25,8 +25,7 @@ pub(super) struct Lacking {
 
 impl Lacking {
     fn is_held(&self) -> bool {
-        let keys = &self.lease.keys;
-        self.plan.as_ref().is_some_and(|new| new.is_held_with(|key| keys.contains(key), keys.iter().cloned()))
+        self.plan.as_ref().is_some_and(|new| new.is_held_by(&self.lease.keys))
     }
 
     /// The shadow that the lease casts.
@@ -44,7 +43,7 @@ pub(super) struct Survey {
     /// When the survey began.
     pub began: Instant,
     policy: Box<str>,
-    /// The leases that lack keys of the generation's plan for them.
+    /// The leases that do not have all keys of the generation's plan for them.
     pub lacking: HashMap<u64, Lacking>,
     /// The leases that have all of these keys. Their other keys may be on later pages.
     held: HashSet<u64>,

@@ -146,10 +146,10 @@ impl NewPlan {
     }
 
     /// Whether a holder of these keys has what the plan asks for.
-    pub fn is_held_with(&self, held: impl Fn(&Key) -> bool, mut all: impl Iterator<Item = Key>) -> bool {
+    pub fn is_held_by(&self, keys: &[Key]) -> bool {
         match self.any {
-            true => all.all(|key| self.keys.contains(&key)),
-            false => self.keys.iter().all(held),
+            true => keys.iter().all(|key| self.keys.contains(key)),
+            false => self.keys.iter().all(|key| keys.contains(key)),
         }
     }
 }

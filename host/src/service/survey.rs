@@ -13,7 +13,7 @@ use super::shadow::{NewPlan, Plans};
 use super::tag;
 use crate::clock;
 use crate::lock::Key;
-use crate::lock::maps::{HashMap, HashSet};
+use crate::lock::maps::HashMap;
 use crate::lock::record::{Holder, Tag};
 use crate::policy::{Again, Generation, PlanRequest};
 use crate::store::StoreError;
@@ -74,11 +74,11 @@ impl<'a> Pages<'a> {
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,
-                    keys: HashSet::default(),
+                    keys: Vec::new(),
                     request: tag::request(&holder.tag, &holder.owner, holder.mode),
                     is_delegation: holder.tag.delegated_to.is_some(),
                 });
-                lease.keys.insert(stored.key.clone());
+                lease.keys.push(stored.key.clone());
             }
         }
         self.after = page.items.last().filter(|_| page.more).map(|last| last.key.clone());

@@ -76,13 +76,12 @@ impl Swap {
         !is_known && self.decides(shared, &lease.tag)
     }
 
-    /// The shadow of a lease that lacks keys.
+    /// The shadow of the lease, if it lacks keys of the generation's plan for it.
     fn shadow(&self, nonce: u64, lease: &HeldLease) -> Option<Shadow> {
         let plan = self.plans.get(&tag::request_of_lease(lease))?.as_ref();
-        let is_held =
-            |new: &NewPlan| new.is_held_with(|key| lease.keys.contains(key), lease.keys.iter().cloned());
         let policy = self.prepared.generation().name();
-        (!plan.is_some_and(is_held)).then(|| Shadow::new(nonce, lease.keys.clone(), plan, policy))
+        (!plan.is_some_and(|new| new.is_held_by(&lease.keys)))
+            .then(|| Shadow::new(nonce, lease.keys.clone(), plan, policy))
     }
 
     /// The consequence for one waiter, if there is any. A waiter whose claim cannot be widened, because it is for any
@@ -100,7 +99,7 @@ impl Swap {
             return Some((id, None));
         };
         let waits_for_any = claim.any && new.any && claim.keys == new.keys;
-        let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
+        let holds = new.is_held_by(&claim.keys);
         let global = self.joins_global_queue(claim, new);
         if !waits_for_any && (claim.any || !holds) {
             reached(Branch::WaiterMoves);

@@ -11,7 +11,7 @@
 //! Other data that decides which keys a resource has is recorded in the same way, under a name that no policy
 //! has: [`ROUTES`] or [`guard_record`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +33,16 @@ const GUARD: &str = "[[guard]] ";
 /// The name of the record that says how requests to an application are named.
 pub fn guard_record(application: &str) -> String {
     format!("{GUARD}{application}")
+}
+
+/// A digest of texts, which tells where each text ends.
+pub fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for text in texts {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Identifies a generation of a policy: two generations with equal versions are the same.
@@ -221,31 +231,23 @@ impl View {
         self.members.iter().find(|member| member.id == id)
     }
 
-    /// A digest of the records that decide which keys the leases of these policies have; `None` during a change. The
+    /// A digest of the records that decide which keys the leases of the proxy's policies have; `None` during a change. The
     /// numbers of the records, the server and its epoch are a part of it, so it comes back neither after a change nor
     /// after a fail-over. `spaces`: which kinds of keys there are.
-    pub fn names<'a>(&self, policies: impl Iterator<Item = &'a str>, spaces: &str) -> Option<String> {
-        let policies: BTreeSet<&str> = policies.collect();
-        let mut hash = Sha256::new();
-        let mut add = |text: &str| {
-            hash.update((text.len() as u64).to_le_bytes());
-            hash.update(text);
-        };
+    pub fn names(&self, has_policy: impl Fn(&str) -> bool, spaces: &str) -> Option<String> {
         // Another version of the program may name keys differently.
-        add(env!("CARGO_PKG_VERSION"));
-        add(&self.server);
-        add(spaces);
+        let mut texts = vec![env!("CARGO_PKG_VERSION").to_owned(), self.server.clone(), spaces.to_owned()];
         for record in &self.records {
-            if record.is_policy() && !policies.contains(&*record.name) {
+            if record.is_policy() && !has_policy(&record.name) {
                 continue;
             }
             if record.candidate.is_some() {
                 return None;
             }
-            let PolicyVersion { digest, settings } = &record.live;
-            [&record.name, &record.seq.to_string(), digest, settings].into_iter().for_each(|text| add(text));
+            let PolicyVersion { digest, settings } = record.live.clone();
+            texts.extend([record.name.clone(), record.seq.to_string(), digest, settings]);
         }
-        Some(format!("{:x}", hash.finalize()))
+        Some(digest(texts.iter().map(String::as_str)))
     }
 
     /// The record with this name.

@@ -84,7 +84,7 @@ impl Leases {
         self.by_nonce.insert(nonce, Box::new(lease));
     }
 
-    /// Extends a lease. Returns its keys, if it is known and ended earlier.
+    /// Extends a lease, if it is known and would end earlier. Returns its keys then.
     pub fn extend(&mut self, nonce: u64, until: Instant) -> Option<Arc<[Key]>> {
         let lease = self.by_nonce.get_mut(&nonce).filter(|lease| lease.until < until)?;
         self.ends.remove(&(lease.until, nonce));

@@ -47,7 +47,7 @@ pub(super) struct Queue {
     pub holder: Option<Known>,
     /// The running leases of this key, other than exclusive ones, that this proxy knows.
     pub leases: usize,
-    /// The leases of this key that have ended as far as this proxy knows, without confirmation by the store.
+    /// The leases of this key that have ended by this proxy's clock, and whose end the store has not confirmed.
     pub due: Vec<u64>,
 }
 

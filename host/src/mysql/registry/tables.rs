@@ -146,12 +146,7 @@ impl Link {
 
     /// Writes the secret of the proxies, if there is none.
     pub(super) async fn insert_secret(&mut self, secret: &PeerSecret) -> Result<(), Fault> {
-        let (name, value) = (hexed(SECRET), sql::hexed(secret.bytes()));
-        let insert = format!(
-            "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
-             ON DUPLICATE KEY UPDATE name=name"
-        );
-        self.exchange(insert).await.map(drop)
+        self.exchange(insert_shared(SECRET, &sql::hexed(secret.bytes()), "name=name")).await.map(drop)
     }
 
     /// Writes the rules of who may do what, if they are still those `before`. Tells whether they were.
@@ -160,14 +155,12 @@ impl Link {
         before: Option<&RulesVersion>,
         now: &RulesVersion,
     ) -> Result<bool, Fault> {
-        let (name, value) = (hexed(RULES), hexed(&now.to_string()));
+        let value = hexed(&now.to_string());
         let write = match before {
-            None => format!(
-                "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
-                 ON DUPLICATE KEY UPDATE name=name"
-            ),
+            None => insert_shared(RULES, &value, "name=name"),
             Some(before) => format!(
-                "UPDATE {SHARED} SET value={value},since_us={NOW_US} WHERE name={name} AND value={}",
+                "UPDATE {SHARED} SET value={value},since_us={NOW_US} WHERE name={} AND value={}",
+                hexed(RULES),
                 hexed(&before.to_string())
             ),
         };
@@ -176,12 +169,9 @@ impl Link {
 
     /// Writes by which records all leases are named.
     pub(super) async fn write_named_by(&mut self, names: &str) -> Result<(), Fault> {
-        let (name, value) = (hexed(NAMED_BY), hexed(names));
-        let write = format!(
-            "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
-             ON DUPLICATE KEY UPDATE value={value},since_us={NOW_US}"
-        );
-        self.exchange(write).await.map(drop)
+        let value = hexed(names);
+        let replace = format!("value={value},since_us={NOW_US}");
+        self.exchange(insert_shared(NAMED_BY, &value, &replace)).await.map(drop)
     }
 
     /// Deletes the row of a proxy.
@@ -339,6 +329,15 @@ impl Link {
         let counts: Vec<(i64,)> = rows(self.exchange(sql).await?.pop(), POLICIES)?;
         Ok(counts.first().is_some_and(|(count,)| *count > 0))
     }
+}
+
+/// Adds a row of [`SHARED`], or makes this change to the row that there is.
+fn insert_shared(name: &str, value: &str, change: &str) -> String {
+    let name = hexed(name);
+    format!(
+        "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
+         ON DUPLICATE KEY UPDATE {change}"
+    )
 }
 
 /// The condition for the record of a pending change.

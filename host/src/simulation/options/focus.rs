@@ -55,17 +55,24 @@ impl Options {
         // By the second change, the leases under the old names have ended.
         let changed_ms = back_ms - random.random_range(9_000..12_000);
         Options {
-            policies: vec![policy],
-            proxies: 2,
-            work_ms: 800,
-            forgets_per_mille: 500,
-            longest_ttl_ms: 8_000,
             lasts: Duration::from_secs(38),
             faults: vec![
                 planned(began_ms, Fault::Silence { proxy: away, ms: 30_000 }),
                 planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
                 planned(back_ms - random.random_range(200..1_500), Fault::RollBack { proxy: by, policy }),
             ],
+            ..self.with_leases_that_are_left(policy)
+        }
+    }
+
+    /// Two proxies, and long leases of one policy, half of which nobody releases.
+    fn with_leases_that_are_left(self, policy: &'static str) -> Options {
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            work_ms: 800,
+            forgets_per_mille: 500,
+            longest_ttl_ms: 8_000,
             ..self
         }
     }
@@ -93,16 +100,7 @@ impl Options {
             }
             at_ms += random.random_range(4_000..8_000);
         }
-        Options {
-            policies: vec![policy],
-            proxies: 2,
-            work_ms: 800,
-            forgets_per_mille: 500,
-            longest_ttl_ms: 8_000,
-            lasts,
-            faults,
-            ..self
-        }
+        Options { lasts, faults, ..self.with_leases_that_are_left(policy) }
     }
 
     /// A member's heartbeats are lost for a part of its membership. Meanwhile the policy renames its keys, and the
