@@ -191,9 +191,11 @@ impl Options {
             delegates_long_leases: false,
             to_the_first_percent: 0,
         };
-        let options = if random.random_bool(0.12) { options.focus(&mut random) } else { options };
+        let is_focused = random.random_bool(0.4);
+        let options = if is_focused { options.focus(&mut random) } else { options };
         // Drawn last, so that the rest of a run does not depend on it.
-        let mut options = Options { authenticates: random.random_bool(0.3), ..options };
+        let mut options =
+            Options { authenticates: options.authenticates || random.random_bool(0.3), ..options };
         // After a fail-over, the store may have lost the record of the rules, and after a step of the clock, its age is
         // not known.
         let is_simple = |planned: &Planned| !matches!(planned.fault, Fault::SetClock { .. });
@@ -203,7 +205,7 @@ impl Options {
             options.deploy(&mut random);
         }
         let delegate = *["never", "never", "contended", "always"].choose(&mut random).unwrap_or(&"never");
-        if delegate != "never" && random.random_bool(0.6) {
+        if delegate != "never" && !is_focused && random.random_bool(0.8) {
             options = options.with_few_delegated_keys(&mut random);
             options.delegates_long_leases = random.random_bool(0.7);
         }

@@ -31,15 +31,18 @@ impl Options {
             ..self
         };
         // Mistakes that show in few of their runs get more runs.
-        match random.random_range(0..14) {
+        match random.random_range(0..18) {
             0 => few.with_a_proxy_that_is_alone(random),
-            1 => few.with_claims_under_way(random),
+            1 | 13 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
             6 => few.with_slow_members_of_a_quorum(random),
             7 => few.with_a_member_that_is_silent_for_a_while(random),
             8 => few.with_requests_that_may_finish(random),
             9 | 10 => few.with_starts_beside_earlier_leases(random),
+            11 => few.with_sessions_that_end(random),
+            12 => few.with_requests_for_several_resources(random),
+            14 => few.with_rules_that_go_back(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -184,6 +187,55 @@ impl Options {
                 Planned { at_ms: began_ms, fault: Fault::Restart { proxy: 0, down_ms } },
                 Planned { at_ms: changed_ms, fault: Fault::Replace { proxy: 1, policy, settings } },
             ],
+            ..self
+        }
+    }
+
+    /// A new file of principals reaches one proxy. Then the other proxy starts first, with its earlier file.
+    fn with_rules_that_go_back(self, random: &mut StdRng) -> Options {
+        let (mut at_ms, mut faults, lasts) = (1_000_u32, Vec::new(), Duration::from_secs(30));
+        for version in 1.. {
+            if u128::from(at_ms) >= lasts.as_millis() {
+                break;
+            }
+            let mut add = |after_ms, fault| faults.push(Planned { at_ms: at_ms + after_ms, fault });
+            add(0, Fault::Deploy { proxy: 1, version });
+            let (stops_ms, down_ms) = (random.random_range(500..2_000), random.random_range(200..1_000));
+            add(stops_ms, Fault::Restart { proxy: 0, down_ms });
+            add(stops_ms, Fault::Restart { proxy: 1, down_ms: down_ms + random.random_range(300..2_000) });
+            at_ms += random.random_range(5_000..8_000);
+        }
+        Options { policies: vec!["lease"], proxies: 2, authenticates: true, lasts, faults, ..self }
+    }
+
+    /// Many clients ask for several of a few resources at once, through several proxies.
+    fn with_requests_for_several_resources(self, random: &mut StdRng) -> Options {
+        Options {
+            policies: vec!["lease"],
+            proxies: random.random_range(2..=3),
+            clients: random.random_range(12..=48),
+            resources: random.random_range(2..=4),
+            asks_for_several: true,
+            lasts: Duration::from_secs(20),
+            ..self
+        }
+    }
+
+    /// Sessions end while shared locks that begin one after another rest on them.
+    fn with_sessions_that_end(self, random: &mut StdRng) -> Options {
+        let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
+        let (mut at_ms, mut faults) = (random.random_range(200..2_000), Vec::new());
+        let lasts = Duration::from_secs(20);
+        while u128::from(at_ms) < lasts.as_millis() {
+            let fault = Fault::KillSession { server: 0, nth: random.random_range(0..64) };
+            faults.push(Planned { at_ms, fault });
+            at_ms += random.random_range(50..1_000);
+        }
+        Options {
+            policies: vec![policy],
+            shared_percent: random.random_range(20..=90),
+            lasts,
+            faults,
             ..self
         }
     }
