@@ -19,6 +19,7 @@ use crate::latest;
 use crate::net;
 use crate::peers::PeerClient;
 use crate::policy::{self, Compiler, Engine, Policies};
+use crate::recording::Recorder;
 use crate::service::{self, Peers, Service};
 use crate::store::registry::PeerSecret;
 use crate::telemetry::Metrics;
@@ -72,6 +73,7 @@ pub struct App {
     guard: Arc<Guard>,
     auth: Auth,
     audit: Audit,
+    recorder: Recorder,
 }
 
 impl App {
@@ -88,6 +90,10 @@ impl App {
         let audit = Audit::open(&config.audit, &metrics).map_err(|source| {
             let path = config.audit.file.clone().unwrap_or_default();
             StartError::Audit { path, source }
+        })?;
+        let recorder = Recorder::begin(&config.recording, &config.limits, &metrics).map_err(|source| {
+            let dir = config.recording.dir.clone().unwrap_or_default();
+            StartError::Recording { dir, source }
         })?;
         let listeners = Listeners::bind(&config)?;
         let (settings, counts) = (config.clone(), metrics.clone());
@@ -106,6 +112,7 @@ impl App {
             limits: config.limits.clone(),
             store_timeout_ms: u32::try_from(config.store.timeout.as_millis()).unwrap_or(u32::MAX),
             metrics: metrics.clone(),
+            recorder: recorder.clone(),
         });
         let fleet = Fleet::start(fleet::Parts {
             registry: Arc::new(stores.main.registry()),
@@ -128,7 +135,20 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         ));
-        Ok(App { config, metrics, listeners, stores, peer, service, fleet, loaded, guard, auth, audit })
+        Ok(App {
+            config,
+            metrics,
+            listeners,
+            stores,
+            peer,
+            service,
+            fleet,
+            loaded,
+            guard,
+            auth,
+            audit,
+            recorder,
+        })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -138,8 +158,20 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let App { config, metrics, listeners, stores, peer, service, fleet, loaded, guard, auth, audit } =
-            self;
+        let App {
+            config,
+            metrics,
+            listeners,
+            stores,
+            peer,
+            service,
+            fleet,
+            loaded,
+            guard,
+            auth,
+            audit,
+            recorder,
+        } = self;
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
             watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
@@ -191,6 +223,7 @@ impl App {
         let _ = tokio::time::timeout(LAST_WORDS, join_all(operators)).await;
         fleet.leave().await;
         stores.close().await;
+        let _ = tokio::task::spawn_blocking(move || recorder.close()).await;
         tracing::info!("stopped");
         Ok(())
     }

@@ -39,6 +39,7 @@ Exit codes:
   4  lost: the lease has ended or was taken away
   5  unavailable: no proxy answers, it cannot reach its store, or you have sent too many requests
   6  refused: the policy said no, a proxy would not load it, or the proxy does not let you (see --credentials-file)
+  7  a condition of `lockkeeper policy replay --fail-on` is met
   `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); their own failures
   are 110 + the code above (114: the lease was lost, and the command was stopped), 126 where the command cannot
   be run and 127 where it is not found. A signal that ends the wait for the lock gives 128 + n.

@@ -18,6 +18,7 @@
 //! | `[[routes]]` | `routes` |
 //! | `[[guard]]`, `[[guard.routes]]` | `guard`; `guard/{route,lock,pattern}`; `naming`: what names guarded requests |
 //! | `[upstreams]` | `upstreams` |
+//! | `[recording]` | `recording` |
 //! | `[fleet]` | `fleet` |
 //! | `[log]` | `log` |
 //! | `[runtime]`, `[shutdown]` | `process` |
@@ -46,6 +47,7 @@ mod policies;
 mod process;
 mod quorum;
 mod reader;
+mod recording;
 mod routes;
 mod store;
 mod store_tls;
@@ -76,6 +78,7 @@ pub use policies::{PolicyConfig, PolicySource};
 pub use process::{RuntimeConfig, ShutdownConfig};
 pub use quorum::{MemberConfig, QuorumConfig};
 pub use reader::Env;
+pub use recording::{Masking, RecordingConfig};
 pub use routes::Route;
 pub use store::{ManagedConfig, ServerBinary, ServerChoice, StoreConfig};
 pub use store_tls::{Authorities, StoreTls};
@@ -128,6 +131,8 @@ pub struct Config {
     pub upstreams: UpstreamLimits,
     /// Listeners that pass requests on to an application, under locks.
     pub guards: Vec<GuardConfig>,
+    /// What is recorded of the lock requests.
+    pub recording: RecordingConfig,
     /// The format and filter of the log.
     pub log: LogConfig,
     /// The threads of the process.
@@ -190,6 +195,7 @@ impl Config {
         let upstreams = UpstreamLimits::read(&top.section("upstreams"));
         let (guards, mut warnings) = guard::read(top, &policies, &limits, &listeners);
         warnings.extend(plaintext_warnings(&store, &quorum));
+        let recording = RecordingConfig::read(&top.section("recording"));
         let log = LogConfig::read(&top.section("log"));
         let runtime = RuntimeConfig::read(&top.section("runtime"));
         let shutdown = ShutdownConfig::read(&top.section("shutdown"));
@@ -208,6 +214,7 @@ impl Config {
             routes,
             upstreams,
             guards,
+            recording,
             log,
             runtime,
             shutdown,

@@ -22,6 +22,7 @@
 //! | [`latest`] | a value that changes, for readers that need only its latest state |
 //! | [`mutex`] | a mutex whose value stays in use after a panic |
 //! | [`random`] | the only source of random numbers |
+//! | [`recording`], [`replay`] | what clients asked for, and other policies tried on it |
 //! | `vital` | tasks whose failure ends the process |
 //! | [`coverage`] | branches that the simulation's search has to reach |
 //! | `fuzz` | properties that hold for any input; not part of the program |
@@ -53,6 +54,8 @@ pub mod peers;
 pub mod pem;
 pub mod policy;
 pub mod random;
+pub mod recording;
+pub mod replay;
 mod route;
 pub mod service;
 #[cfg(any(test, feature = "simulation"))]

@@ -33,6 +33,7 @@ use crate::config::{Limits, Route};
 use crate::lock::Key;
 use crate::mutex::Mutex;
 use crate::policy::{Digest, Policies};
+use crate::recording::Recorder;
 use crate::store::{Health, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -105,6 +106,8 @@ pub struct Parts {
     pub store_timeout_ms: u32,
     /// Where the service counts its calls.
     pub metrics: Metrics,
+    /// Where the requests are recorded.
+    pub recorder: Recorder,
 }
 
 /// The life of a service, from its start to its drain.
@@ -135,6 +138,7 @@ impl Service {
             limits: parts.limits,
             store_timeout_ms: parts.store_timeout_ms,
             metrics: parts.metrics,
+            recorder: parts.recorder,
             inbox,
             waiting: AtomicUsize::new(0),
             serial: AtomicU64::new(1),

@@ -19,6 +19,7 @@ mod logs;
 mod metric;
 mod policies;
 mod process;
+mod recording;
 mod store;
 mod text;
 mod troubles;
@@ -53,6 +54,8 @@ pub struct Subjects {
     pub limits: limits::Limits,
     /// Changes of the configuration.
     pub config: config::Config,
+    /// The recording of lock requests.
+    pub recording: recording::Recording,
     /// What is wrong now.
     pub troubles: troubles::Troubles,
     process: process::Process,
@@ -81,6 +84,7 @@ impl Default for Metrics {
             guard: guard::Guard::register(ours),
             limits: limits::Limits::register(ours),
             config: config::Config::register(ours),
+            recording: recording::Recording::register(ours),
             troubles: troubles::Troubles::register(ours),
             process,
             registry,

@@ -15,6 +15,7 @@ use crate::fronts::Access;
 use crate::http;
 use crate::net;
 use crate::policy::{Compiler, Engine, Policies};
+use crate::recording::Recorder;
 use crate::service::{NoPeers, Parts};
 use crate::store::memory::Memory;
 use crate::telemetry::Metrics;
@@ -48,6 +49,7 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
         limits: limits.clone(),
         store_timeout_ms: 2_000,
         metrics: metrics.clone(),
+        recorder: Recorder::off(),
     });
     let stop = CancellationToken::new();
     let access = Access {

@@ -40,6 +40,14 @@ pub enum StartError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The recording cannot be begun.
+    #[error("recording.dir: {}: {source}", dir.display())]
+    Recording {
+        /// The folder.
+        dir: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -33,6 +33,9 @@ pub enum Failure {
     /// A command that could not be run under its lock, with the exit code for it.
     #[error("{what}")]
     Command { what: String, code: u8 },
+    /// What a command was told to check is not as it should be.
+    #[error("{0}")]
+    Unmet(String),
     #[error("{0}")]
     Other(String),
 }
@@ -45,6 +48,7 @@ impl Failure {
             Failure::NoProxy { .. } | Failure::Silent { .. } => 5,
             Failure::Lost(_) => 4,
             Failure::Refused(_) => 6,
+            Failure::Unmet(_) => 7,
             Failure::Command { code, .. } => *code,
             Failure::Fault(_) | Failure::Other(_) => 1,
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
@@ -97,6 +101,8 @@ impl Failure {
     pub fn report(&self, as_json: bool) {
         match self {
             Failure::Problem { body, .. } if as_json => output::json(body),
+            // The command has printed its JSON, which says so.
+            Failure::Unmet(what) => output::complain(what),
             other if as_json => output::json(&json!({"type": other.slug(), "detail": other.to_string()})),
             other => output::complain(&other.to_string()),
         }
@@ -111,6 +117,7 @@ impl Failure {
             Failure::Refused(_) => "refused",
             Failure::Fault(_) => "policy_fault",
             Failure::Command { .. } => "command",
+            Failure::Unmet(_) => "unmet",
             Failure::Problem { .. } | Failure::Other(_) => "failure",
         }
     }

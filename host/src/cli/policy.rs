@@ -12,6 +12,7 @@ use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
 
+mod replay;
 mod routed;
 mod tools;
 mod trial;
@@ -59,6 +60,16 @@ pub enum PolicyCommand {
     ///
     /// Example: lockkeeper policy try --config config.toml --request 'POST /orders/42/pay'
     Try(Box<trial::TryArgs>),
+    /// Replay recorded requests under another policy, and compare
+    ///
+    /// Runs the requests that a proxy with [recording] has recorded, in virtual time: once under the recorded policy, and once
+    /// under the candidate. Says which resources no longer exclude each other, which plans change, and how long each group of
+    /// clients waits. Exits with 7 if the candidate does what --fail-on names.
+    ///
+    /// Example: lockkeeper policy replay fair.wasm --recording recordings --by label:tenant
+    ///
+    /// Example: lockkeeper policy replay fair.wasm --recording recordings --fail-on lost-exclusion,fault,p99>1.2x
+    Replay(Box<replay::ReplayArgs>),
     /// Make a component the live generation of a policy
     ///
     /// Example: lockkeeper policy push default tenants/tenants.wasm
@@ -113,6 +124,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             report(options, &found, &found_fine(&source, &found));
         }
         PolicyCommand::Try(args) => trial::run(*args, options.json)?,
+        PolicyCommand::Replay(args) => replay::run(&args, options.json)?,
         PolicyCommand::Push { name, source } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
             let component = tools::component(&source)?.1.into();

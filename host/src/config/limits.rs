@@ -6,7 +6,8 @@ use crate::lock::Key;
 const DAY_MS: u64 = 86_400_000;
 
 /// Limits on locks and on the requests for them. Every value that a policy returns is clamped to these limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Limits {
     /// The longest name of a resource, in bytes.
     pub max_resource_bytes: usize,

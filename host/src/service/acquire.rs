@@ -19,8 +19,9 @@ use crate::config::Verb;
 use crate::lock::record::{Claim, Delegable, GlobalTicket};
 use crate::lock::table::{Charge, Verdict, Waiter, WaiterId};
 use crate::lock::{Call, Key, LeaseRef, Space};
-use crate::policy::{Hook, Plan};
+use crate::policy::{Hook, Plan, PlanRequest};
 use crate::random;
+use crate::recording::Asking;
 use crate::store::StoreError;
 
 /// How often a request is planned again because its policy was replaced meanwhile.
@@ -45,10 +46,15 @@ pub(super) async fn acquire(
 ) -> Result<(Lease, Planned), AcquireError> {
     let policy = shared.policy_for(request);
     let begun = clock::now();
-    let result = attempt(shared, policy, request, call).await;
+    let mut recorded = shared.recorder.asking();
+    let result = attempt(shared, policy, request, call, &mut recorded).await;
     let waited = Duration::from_micros(clock::now().us_since(begun));
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
     shared.metrics.policies.acquire(policy, outcome, waited);
+    if let Some(recorded) = &mut recorded {
+        let lease = result.as_ref().ok().map(|(lease, _)| (&lease.lease.keys[0], lease.tokens[0]));
+        recorded.answered(outcome, lease);
+    }
     if let Ok((lease, _)) = &result {
         shared.metrics.leases.grant(lease.primitive.as_str());
     }
@@ -60,17 +66,25 @@ async fn attempt(
     policy: &str,
     request: &Request,
     call: Call,
+    recorded: &mut Option<Asking>,
 ) -> Result<(Lease, Planned), AcquireError> {
     shared.opened().await?;
     shared.rules.check(&request.principal)?;
     let _place = WaiterSlot::take(shared, request)?;
     let began = clock::now();
     for _ in 0..REPLANS {
-        let mut planned = planned(shared, policy, request, call)?;
+        let asked = request.for_policy();
+        let planned = planned(shared, policy, request, &asked, call);
+        if let Some(recorded) = recorded {
+            record(shared, recorded, policy, asked, &planned);
+        }
+        let mut planned = planned?;
         // A request that is planned again waits for the rest of its time.
         planned.plan.wait_ms = planned.plan.wait_ms.saturating_sub(clock::now().ms_since(began));
         let charge = request.charge(&planned.plan)?;
-        let Some(result) = enqueue(shared, request, &planned, charge).await else { continue };
+        let Some(result) = enqueue(shared, request, &planned, charge, is_sampled(recorded)).await else {
+            continue;
+        };
         return match result {
             // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
             // the keys.
@@ -85,13 +99,37 @@ async fn attempt(
     Err(no_policy(policy))
 }
 
+/// Records what the policy has answered. A request that is refused for another reason has no plan to try another policy on.
+fn record(
+    shared: &ServiceContext,
+    recorded: &mut Asking,
+    policy: &str,
+    asked: PlanRequest,
+    planned: &Result<Planned, AcquireError>,
+) {
+    match planned {
+        Ok(planned) => recorded.planned(asked, &planned.generation, Ok(&planned.plan)),
+        Err(AcquireError::Refused { reason } | AcquireError::PolicyFault { detail: reason, .. }) => {
+            if let Some(live) = shared.policies.get(policy) {
+                recorded.planned(asked, &live, Err(reason.clone()));
+            }
+        }
+        Err(_) => {}
+    }
+}
+
+fn is_sampled(recorded: &Option<Asking>) -> bool {
+    recorded.as_ref().is_some_and(Asking::is_sampled)
+}
+
 /// Queues a planned request and waits for the answer. Returns `None` if the policy was replaced since the
-/// request was planned.
+/// request was planned. `is_recorded`: the end of the lease is recorded.
 pub(super) async fn enqueue(
     shared: &Arc<ServiceContext>,
     request: &Request,
     planned: &Planned,
     charge: Charge,
+    is_recorded: bool,
 ) -> Option<Result<Lease, AcquireError>> {
     let id = WaiterId(shared.serial.fetch_add(1, Ordering::Relaxed));
     let (reply, answer) = oneshot::channel();
@@ -102,6 +140,7 @@ pub(super) async fn enqueue(
         version: planned.version,
         weight: planned.plan.weight,
         labels,
+        is_recorded,
         reply,
     };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });

@@ -21,6 +21,7 @@ use crate::lock::Instant;
 use crate::lock::record::{Op, Outcome, Tag};
 use crate::mutex::Mutex;
 use crate::policy::{Generation, Policies};
+use crate::recording::Recorder;
 use crate::store::{Health, Store, StoreError};
 use crate::telemetry::Metrics;
 
@@ -42,6 +43,7 @@ pub(super) struct ServiceContext {
     pub limits: Limits,
     pub store_timeout_ms: u32,
     pub metrics: Metrics,
+    pub recorder: Recorder,
     pub inbox: mpsc::UnboundedSender<Msg>,
     /// How many acquires are being planned, queued or answered; bounded by [`Limits::max_waiters_total`].
     pub waiting: AtomicUsize,

@@ -14,7 +14,7 @@ use super::swap;
 use super::views::{Notice, NoticeKind, QueueEntry};
 use crate::clock;
 use crate::lock::maps::{BoundedMap, HashMap};
-use crate::lock::record::{Claim, NextWaiter, Op, Outcome};
+use crate::lock::record::{Claim, NextWaiter, Op, Outcome, Release};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, SubmissionId, Table,
     Unheard, Verdict, Waiter, WaiterId,
@@ -29,6 +29,8 @@ use crate::vital;
 const BURST: usize = 256;
 /// How many request ids are remembered.
 const REQUESTS: usize = 65_536;
+/// Of how many leases the ends are recorded at most.
+const RECORDED: usize = 1 << 20;
 
 /// The state of the loop.
 pub(super) struct EventLoop {
@@ -43,6 +45,8 @@ pub(super) struct EventLoop {
     /// detects reuse for the same keys on any proxy.
     requests: BoundedMap<Box<str>, u64>,
     history: History,
+    /// The leases whose ends are recorded, by the first key and its token, with the time at which the client released it.
+    recorded: HashMap<(Key, Token), Option<u64>>,
     draining: Option<oneshot::Sender<()>>,
     in_flight: ClaimsInFlight,
     serial: u64,
@@ -59,6 +63,7 @@ impl EventLoop {
             shadows: Shadows::default(),
             requests: BoundedMap::new(REQUESTS),
             history: History::default(),
+            recorded: HashMap::default(),
             draining: None,
             in_flight: ClaimsInFlight::default(),
             serial: 0,
@@ -105,6 +110,7 @@ impl EventLoop {
             Msg::Release { release, reply } => {
                 self.serial += 1;
                 let id = ReleaseId(self.serial);
+                self.record_release(&release);
                 self.releases.insert(id, reply);
                 self.handle(Event::Release { id, release });
             }
@@ -116,6 +122,9 @@ impl EventLoop {
                     now: reply.now,
                 };
                 let unheard = |error: StoreError| Unheard { sent: error.was_sent(), why: error.why() };
+                if let Ok(reply) = &result {
+                    self.shared.recorder.took(clock::now().us_since(reply.asked_at));
+                }
                 let result = result.map(answered).map_err(unheard);
                 self.handle(Event::Completed { ticket, result });
             }
@@ -343,14 +352,44 @@ impl EventLoop {
             // Its caller left before the answer arrived.
             return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
         };
+        let lease = match &verdict {
+            Verdict::Granted { grant, keys, .. } if pending.is_recorded => {
+                Some((keys[0].clone(), grant.tokens[0]))
+            }
+            _ => None,
+        };
         if let Err(WaiterReply::Verdict(verdict)) = pending.reply.send(WaiterReply::Verdict(verdict)) {
-            self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
+            return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
+        }
+        if self.recorded.len() < RECORDED {
+            self.recorded.extend(lease.map(|lease| (lease, None)));
+        }
+    }
+
+    /// Notes when a client releases a lease: its end is known only when the store has answered.
+    fn record_release(&mut self, release: &Release) {
+        if !self.recorded.is_empty()
+            && let Some(token) = release.lease.token
+            && let Some(released_us) = self.recorded.get_mut(&(release.lease.keys[0].clone(), token))
+        {
+            released_us.get_or_insert_with(clock::wall_us);
+        }
+    }
+
+    fn record_end(&mut self, key: &Key, token: Token, how: &'static str, held_ms: u32) {
+        // Without a recording, nothing is cloned.
+        if !self.recorded.is_empty()
+            && let Some(released_us) = self.recorded.remove(&(key.clone(), token))
+        {
+            let at_us = released_us.unwrap_or_else(clock::wall_us);
+            self.shared.recorder.ended(at_us, key.clone(), token, how, held_ms);
         }
     }
 
     fn noted(&mut self, note: Note) {
+        let metrics = self.shared.metrics.clone();
         let ended = |how, held_ms: u32| {
-            self.shared.metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
+            metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
         };
         match note {
             Note::Granted { key, owner, token, from_release } => {
@@ -358,16 +397,19 @@ impl EventLoop {
                 self.notice(&key, kind, &owner, Some(token));
             }
             Note::Released { key, owner, token, held_ms, handed_off } => {
+                self.record_end(&key, token, "released", held_ms);
                 ended(if handed_off { "handed_off" } else { "released" }, held_ms);
                 if !handed_off {
                     self.notice(&key, NoticeKind::Released, &owner, Some(token));
                 }
             }
             Note::Expired { key, owner, token, held_ms } => {
+                self.record_end(&key, token, "expired", held_ms);
                 ended("expired", held_ms);
                 self.notice(&key, NoticeKind::Expired, &owner, Some(token));
             }
             Note::Lost { key, owner, token, held_ms } => {
+                self.record_end(&key, token, "lost", held_ms);
                 ended("lost", held_ms);
                 self.notice(&key, NoticeKind::Lost, &owner, Some(token));
             }

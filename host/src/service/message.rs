@@ -105,6 +105,8 @@ pub(super) struct Pending {
     pub version: (u64, Option<u64>),
     pub weight: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
+    /// The end of the lease is recorded.
+    pub is_recorded: bool,
     pub reply: oneshot::Sender<WaiterReply>,
 }
 

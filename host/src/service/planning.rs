@@ -8,7 +8,7 @@ use super::request::Request;
 use super::shadow::union;
 use crate::config::Verb;
 use crate::lock::{Call, Key, Primitive};
-use crate::policy::{Generation, Plan, PlanError};
+use crate::policy::{Generation, Plan, PlanError, PlanRequest};
 
 /// The plan of a granted request.
 pub(super) struct Planned {
@@ -26,22 +26,23 @@ impl Planned {
     }
 }
 
-/// The plan by the current generations of the policy.
+/// The plan by the current generations of the policy. `asked`: the request as the policy sees it.
 pub(super) fn planned(
     shared: &ServiceContext,
     policy: &str,
     request: &Request,
+    asked: &PlanRequest,
     call: Call,
 ) -> Result<Planned, AcquireError> {
     let verbs = if call == Call::Version { VERSION } else { LOCK };
     check_right(request, verbs, std::iter::once(request.resource.as_str()))?;
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
-    let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
+    let mut planned = shared.within_reach(policy, plan(&active.live, policy, asked)?)?;
     check_call(call, policy, planned.primitive)?;
     if let Some(candidate) = &active.candidate {
         // A request that either generation refuses is refused: other proxies may already apply the candidate
         // alone.
-        let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
+        let next = shared.within_reach(policy, plan(candidate, policy, asked)?)?;
         add_keys(&mut planned, &next, call)?;
     }
     check_right(request, verbs, planned.keys.iter().map(Key::as_str))?;
@@ -81,8 +82,8 @@ pub(super) fn no_policy(policy: &str) -> AcquireError {
 }
 
 /// The plan by one generation.
-pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
-    generation.plan(&request.for_policy()).map_err(|error| match error {
+pub(super) fn plan(generation: &Generation, policy: &str, asked: &PlanRequest) -> Result<Plan, AcquireError> {
+    generation.plan(asked).map_err(|error| match error {
         PlanError::Refused { reason } => AcquireError::Refused { reason },
         PlanError::Fault(fault) => AcquireError::PolicyFault {
             policy: policy.to_owned(),

@@ -11,6 +11,7 @@ use crate::lock::record::{Claim, Op, Outcome, Tag};
 use crate::lock::table::Charge;
 use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
 use crate::policy::{Compiler, Engine, Prepared, builtin};
+use crate::recording::Recorder;
 use crate::store::memory::{Memory, MemoryStore};
 use crate::store::{Done, Page, Reply, StoreError, Stored};
 
@@ -27,6 +28,7 @@ fn parts(memory: &Memory) -> Parts {
         limits: Limits::default(),
         store_timeout_ms: 1_000,
         metrics: Metrics::default(),
+        recorder: Recorder::off(),
     }
 }
 
@@ -62,15 +64,15 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     let policies = &service.shared.policies;
     let planned = || {
         let generation = policies.get("default").unwrap();
-        let plan = plan(&generation, "default", &request("a")).unwrap();
+        let plan = plan(&generation, "default", &request("a").for_policy()).unwrap();
         let version = policies.active("default").unwrap().version();
         Planned { generation, plan, version }
     };
     let before = planned();
     let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();
     service.go_live(next).await.unwrap();
-    assert!(enqueue(&service.shared, &request("a"), &before, Charge::default()).await.is_none());
-    enqueue(&service.shared, &request("a"), &planned(), Charge::default()).await.unwrap().unwrap();
+    assert!(enqueue(&service.shared, &request("a"), &before, Charge::default(), false).await.is_none());
+    enqueue(&service.shared, &request("a"), &planned(), Charge::default(), false).await.unwrap().unwrap();
 }
 
 /// The default policy, with these settings.

@@ -103,6 +103,7 @@ impl Service {
     async fn versioned(&self, request: &Request) -> Result<Planned, AcquireError> {
         // Before a proxy applies the policies of its fleet, it may name other keys.
         self.shared.opened().await?;
-        planning::planned(&self.shared, self.shared.policy_for(request), request, Call::Version)
+        let asked = request.for_policy();
+        planning::planned(&self.shared, self.shared.policy_for(request), request, &asked, Call::Version)
     }
 }

@@ -32,6 +32,7 @@ use crate::lock::{Instant, Space};
 use crate::mutex::Mutex;
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::Policies;
+use crate::recording::Recorder;
 use crate::service::{Notice, NoticeKind, Parts, Service};
 use crate::store::{Bounds, Delegations, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
@@ -286,6 +287,7 @@ impl World {
             limits: limits.clone(),
             store_timeout_ms: TIMEOUT_MS,
             metrics: metrics.clone(),
+            recorder: Recorder::off(),
         });
         self.peers.join(&address, &process, &service);
         let (named, ttl_ms) = (self.naming.subscribe(), self.options.guarded_ttl_ms());

@@ -23,14 +23,17 @@ pub enum Subject {
     AuditLog,
     /// Refusals cannot be recorded.
     AuditLogOfRefusals,
+    /// Requests cannot be recorded.
+    Recording,
 }
 
-const SUBJECTS: [Subject; 5] = [
+const SUBJECTS: [Subject; 6] = [
     Subject::Configuration,
     Subject::Principals,
     Subject::Certificates,
     Subject::AuditLog,
     Subject::AuditLogOfRefusals,
+    Subject::Recording,
 ];
 
 impl Subject {
@@ -41,6 +44,7 @@ impl Subject {
             Subject::Certificates => "certificates",
             Subject::AuditLog => "audit_log",
             Subject::AuditLogOfRefusals => "audit_log_of_refusals",
+            Subject::Recording => "recording",
         }
     }
 }

@@ -17,6 +17,7 @@ mod naming;
 mod order;
 mod refused;
 mod reload;
+mod replaying;
 mod tokens;
 mod trying;
 

@@ -11,6 +11,8 @@ use crate::policy::{
     self, Compiler, Engine, Generation, Plan, PlanError, PlanRequest, RefusalResponse, Rejection,
     ResponseContention,
 };
+use crate::recording::Recording;
+use crate::replay::{self, Arrivals, Load, Plans, Replayed, Report};
 use crate::telemetry::Metrics;
 
 /// Writes a policy's crate into a new folder of its name; that folder.
@@ -88,6 +90,50 @@ fn contended(
         Some(Ok(answer)) => Ok((answer, true)),
         Some(Err(fault)) => Err(Failure::Fault(format!("{fault}; a proxy would answer in its own words"))),
     }
+}
+
+/// A policy to replay requests under.
+pub struct Candidate {
+    /// The name of the policy.
+    pub name: String,
+    /// The bytes of the component.
+    pub component: Vec<u8>,
+    /// The settings.
+    pub settings: Map<String, Value>,
+}
+
+/// What is replayed.
+pub struct Replay<'a> {
+    pub recording: &'a Recording,
+    /// The policy to compare with.
+    pub before: Candidate,
+    pub after: Candidate,
+    pub arrivals: Arrivals,
+    /// How long the store takes, if not as recorded.
+    pub store_us: Option<u64>,
+    /// What a reader of the report has to know.
+    pub notes: Vec<String>,
+}
+
+/// Replays recorded requests under two policies. `group`: the group of each request, by its place.
+pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
+    let Replay { recording, before, after, arrivals, store_us, notes } = replay;
+    // A policy that fails often is asked again and again: each request counts.
+    let engine = EngineLimits { faults_to_suspend: u32::MAX, ..EngineLimits::default() };
+    let engine = alone(&engine)?;
+    let load = Load::of(recording, arrivals, store_us);
+    let loaded = |candidate: &Candidate| {
+        let Candidate { name, component, settings } = candidate;
+        policy::load_file(name, component, settings, &engine, &recording.header.limits)
+            .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
+    };
+    let (before, after) = (loaded(&before)?, loaded(&after)?);
+    let (planned, next) = (Plans::of(&before, &load), Plans::of(&after, &load));
+    let ran = replay::run(&load, &before, &planned, None);
+    let other = replay::run(&load, &after, &next, Some(&planned));
+    let before = Replayed { id: before.id().to_string(), plans: &planned, run: &ran };
+    let after = Replayed { id: after.id().to_string(), plans: &next, run: &other };
+    Ok(Report::new(&load, &before, &after, group, notes))
 }
 
 /// The component of a file, or of `builtin:` and a name; and what it is called.

@@ -1,0 +1,172 @@
+//! A recording, read again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::line::{Ask, End, Header, LeaseName, Line, PolicyLine, StoreTimes, VERSION};
+use super::writer;
+
+/// The requests that a recording has of one policy.
+#[derive(Debug)]
+pub struct Recording {
+    /// The name of the policy.
+    pub policy: String,
+    /// The generations that planned requests, in the order in which they are mentioned.
+    pub generations: Vec<RecordedPolicy>,
+    /// The requests in the order in which they arrived.
+    pub asks: Vec<Ask>,
+    /// How the leases ended.
+    pub ends: HashMap<LeaseName, End>,
+    /// The last header.
+    pub header: Header,
+    /// How many lines are missing.
+    pub dropped: u64,
+    /// How long the store took; the median of the lines. `None` if the recording does not say.
+    pub store: Option<StoreTimes>,
+}
+
+/// A generation of the policy.
+#[derive(Debug)]
+pub struct RecordedPolicy {
+    /// `name@sha256:` and 12 digits.
+    pub id: String,
+    /// The settings.
+    pub settings: Map<String, Value>,
+    /// The file of the component.
+    pub component: PathBuf,
+}
+
+/// Why a recording cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A file or the folder cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The folder has no recording.
+    #[error("{path} has no file recording-*.jsonl")]
+    Empty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A line is not one of a recording.
+    #[error("{path}, line {line}: {why}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The number of the line, from 1.
+        line: usize,
+        /// What is wrong.
+        why: String,
+    },
+    /// The recording has no request of the policy.
+    #[error("the recording has no request of the policy {policy}; it has requests of {}", known.join(", "))]
+    NoPolicy {
+        /// The policy that was asked for.
+        policy: String,
+        /// The policies of the recording.
+        known: Vec<String>,
+    },
+    /// The recording has several policies, and none was named.
+    #[error("the recording has requests of {}; say which one with --policy NAME", known.join(", "))]
+    SeveralPolicies {
+        /// The policies of the recording.
+        known: Vec<String>,
+    },
+}
+
+/// Reads the requests of a policy: `policy`, or the only one that the recording has.
+///
+/// # Errors
+/// A file cannot be read or is no recording, or it is not clear which policy is meant. The last line of a file may be cut off.
+pub fn read(dir: &Path, policy: Option<&str>) -> Result<Recording, ReadError> {
+    let fail = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ReadError::Io { path, source }
+    };
+    let files = writer::files(dir).map_err(fail(dir))?;
+    let mut all = All::default();
+    for path in &files {
+        let mut lines = BufReader::new(File::open(path).map_err(fail(path))?);
+        let (mut text, mut line) = (String::new(), 0);
+        while lines.read_line(&mut text).map_err(fail(path))? > 0 {
+            line += 1;
+            let wrong = |why: String| ReadError::Line { path: path.clone(), line, why };
+            match serde_json::from_str(&text) {
+                Ok(parsed) => all.line(parsed, line).map_err(wrong)?,
+                // The proxy was killed while it wrote.
+                Err(_) if !text.ends_with('\n') => {}
+                Err(error) => return Err(wrong(format!("is no line of a recording: {error}"))),
+            }
+            text.clear();
+        }
+    }
+    let Some(header) = all.header else { return Err(ReadError::Empty { path: dir.to_owned() }) };
+    let known: Vec<String> = all.asks.keys().cloned().collect();
+    let policy = match (policy, &known[..]) {
+        (Some(policy), _) => policy.to_owned(),
+        (None, [only]) => only.clone(),
+        (None, _) => return Err(ReadError::SeveralPolicies { known }),
+    };
+    let Some(mut asks) = all.asks.remove(&policy) else { return Err(ReadError::NoPolicy { policy, known }) };
+    asks.sort_by_key(|ask| ask.at_us);
+    let generations = all.policies.into_iter().filter(|line| line.name == policy);
+    let generations = generations.map(|line| RecordedPolicy {
+        id: line.id,
+        settings: line.settings,
+        component: dir.join(line.component),
+    });
+    all.times.sort_by_key(|times| times.mean_us);
+    let store = all.times.get(all.times.len() / 2).copied();
+    let generations = generations.collect();
+    Ok(Recording { policy, generations, asks, ends: all.ends, header, dropped: all.dropped, store })
+}
+
+#[derive(Default)]
+struct All {
+    header: Option<Header>,
+    policies: Vec<PolicyLine>,
+    /// By policy.
+    asks: BTreeMap<String, Vec<Ask>>,
+    ends: HashMap<LeaseName, End>,
+    dropped: u64,
+    times: Vec<StoreTimes>,
+}
+
+impl All {
+    fn line(&mut self, line: Line, number: usize) -> Result<(), String> {
+        match line {
+            Line::Header(header) if header.version != VERSION => {
+                return Err(format!(
+                    "the recording has the format {}; this program reads {VERSION}",
+                    header.version
+                ));
+            }
+            Line::Header(header) => self.header = Some(header),
+            _ if number == 1 => return Err("the first line is no header".to_owned()),
+            Line::Policy(line) => {
+                if self.policies.iter().all(|known| known.id != line.id || known.settings != line.settings) {
+                    self.policies.push(line);
+                }
+            }
+            Line::Ask(ask) => {
+                let policy = ask.by.split_once('@').map_or(&*ask.by, |(name, _)| name).to_owned();
+                self.asks.entry(policy).or_default().push(*ask);
+            }
+            Line::End(end) => {
+                self.ends.insert(end.lease.clone(), end);
+            }
+            Line::Store(times) => self.times.push(times),
+            Line::Gap { dropped } => self.dropped += dropped,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! Which requests exclude each other under one policy, and no longer do under another.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::load::Load;
+use super::plans::Plans;
+use crate::lock::{Key, Mode};
+use crate::policy::Plan;
+
+/// How many pairs of kinds of requests are compared for one key. With more, the counts are lower bounds.
+const COMPARED: usize = 1_000_000;
+/// How many pairs are kept as examples.
+const EXAMPLES: usize = 10;
+
+/// The difference between two policies.
+#[derive(Debug, Default)]
+pub struct Exclusion {
+    /// How many pairs of resources exclude each other under the first policy and not under the second.
+    pub lost: usize,
+    /// Some of them.
+    pub lost_examples: Vec<Pair>,
+    /// How many pairs of resources exclude each other under the second policy and not under the first.
+    pub new: usize,
+    /// Some of them.
+    pub new_examples: Vec<Pair>,
+    /// Not all pairs were compared.
+    pub is_partial: bool,
+}
+
+/// Two requests, and their keys under each policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The resources, with what else tells the requests apart.
+    pub names: [String; 2],
+    /// The keys under the first policy, of each.
+    pub before: [String; 2],
+    /// The keys under the second policy, of each.
+    pub after: [String; 2],
+}
+
+/// Whether a plan keeps any other holder from its keys.
+fn is_strict(plan: &Plan) -> bool {
+    !plan.any || plan.keys.len() == 1
+}
+
+/// Whether two holders by these plans cannot be at the same time.
+fn conflict(a: &Plan, b: &Plan) -> bool {
+    let is_beside = match (a.mode, b.mode) {
+        (Mode::Shared, Mode::Shared) => true,
+        (Mode::Permits { count, limit }, Mode::Permits { count: other, .. }) => {
+            u64::from(count) + u64::from(other) <= u64::from(limit)
+        }
+        _ => false,
+    };
+    !is_beside && is_strict(a) && is_strict(b) && a.keys.iter().any(|key| b.keys.contains(key))
+}
+
+/// Whether request `n` cannot hold its lease while `m` holds its own, by these plans.
+pub(super) fn excludes(load: &Load, plans: &Plans, n: usize, m: usize) -> bool {
+    let (Some(a), Some(b)) = (plans.all[n].plan(), plans.all[m].plan()) else { return false };
+    let is_own = a.reentrant && load.requests[n].request.owner == load.requests[m].request.owner;
+    !is_own && conflict(a, b)
+}
+
+/// Requests that have equal plans under both policies.
+struct Kind<'a> {
+    /// The first of them.
+    n: usize,
+    before: &'a Plan,
+    after: &'a Plan,
+}
+
+impl Exclusion {
+    /// Compares the plans of two policies for the same requests.
+    pub fn between(load: &Load, before: &Plans, after: &Plans) -> Exclusion {
+        let kinds = kinds(before, after);
+        let mut found = Exclusion::default();
+        let (lost, partial) = pairs(&kinds, |kind| kind.before, |kind| kind.after);
+        let (new, also_partial) = pairs(&kinds, |kind| kind.after, |kind| kind.before);
+        (found.lost, found.lost_examples) = told(load, &kinds, &lost);
+        (found.new, found.new_examples) = told(load, &kinds, &new);
+        found.is_partial = partial || also_partial;
+        found
+    }
+}
+
+fn kinds<'a>(before: &'a Plans, after: &'a Plans) -> Vec<Kind<'a>> {
+    let mut seen = BTreeSet::new();
+    let mut kinds = Vec::new();
+    for (n, (before, after)) in before.all.iter().zip(&after.all).enumerate() {
+        let (Some(before), Some(after)) = (before.plan(), after.plan()) else { continue };
+        if seen.insert((shape(before), shape(after))) {
+            kinds.push(Kind { n, before, after });
+        }
+    }
+    kinds
+}
+
+/// What decides whom a plan excludes.
+fn shape(plan: &Plan) -> (Vec<Key>, bool, (u8, u32, u32)) {
+    let mode = match plan.mode {
+        Mode::Exclusive => (0, 0, 0),
+        Mode::Shared => (1, 0, 0),
+        Mode::Permits { count, limit } => (2, count, limit),
+    };
+    (plan.keys.to_vec(), plan.any, mode)
+}
+
+/// The pairs of kinds that are in conflict by `one` and not by `other`, and whether some were not compared.
+fn pairs<'a>(
+    kinds: &[Kind<'a>],
+    one: impl Fn(&Kind<'a>) -> &'a Plan,
+    other: impl Fn(&Kind<'a>) -> &'a Plan,
+) -> (BTreeSet<(usize, usize)>, bool) {
+    let mut by_key: BTreeMap<&Key, Vec<usize>> = BTreeMap::new();
+    for (n, kind) in kinds.iter().enumerate() {
+        one(kind).keys.iter().for_each(|key| by_key.entry(key).or_default().push(n));
+    }
+    let (mut found, mut is_partial) = (BTreeSet::new(), false);
+    for group in by_key.values() {
+        let mut compared = 0;
+        'group: for (at, a) in group.iter().enumerate() {
+            // A kind excludes itself: two of its requests.
+            for b in &group[at..] {
+                compared += 1;
+                if compared > COMPARED {
+                    is_partial = true;
+                    break 'group;
+                }
+                let (a, b) = (*a.min(b), *a.max(b));
+                if conflict(one(&kinds[a]), one(&kinds[b])) && !conflict(other(&kinds[a]), other(&kinds[b])) {
+                    found.insert((a, b));
+                }
+            }
+        }
+    }
+    (found, is_partial)
+}
+
+/// How many pairs of resources these are, and some examples.
+fn told(load: &Load, kinds: &[Kind<'_>], pairs: &BTreeSet<(usize, usize)>) -> (usize, Vec<Pair>) {
+    let mut resources = BTreeSet::new();
+    let mut examples = Vec::new();
+    for (a, b) in pairs {
+        let (a, b) = (&kinds[*a], &kinds[*b]);
+        let of = |kind: &Kind<'_>| load.requests[kind.n].request.resource.as_str();
+        let (one, other) = (of(a).min(of(b)), of(a).max(of(b)));
+        if resources.insert((one, other)) && examples.len() < EXAMPLES {
+            examples.push(Pair {
+                names: [name(load, a.n), name(load, b.n)],
+                before: [keys(a.before), keys(b.before)],
+                after: [keys(a.after), keys(b.after)],
+            });
+        }
+    }
+    (resources.len(), examples)
+}
+
+/// The resource of a request, with its labels and its mode.
+fn name(load: &Load, n: usize) -> String {
+    let request = &load.requests[n].request;
+    let mut more: Vec<String> =
+        request.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    match request.mode {
+        Mode::Exclusive => {}
+        Mode::Shared => more.push("shared".to_owned()),
+        Mode::Permits { count, .. } => more.push(format!("{count} permits")),
+    }
+    match more.is_empty() {
+        true => request.resource.clone(),
+        false => format!("{} ({})", request.resource, more.join(", ")),
+    }
+}
+
+/// The keys of a plan, in words.
+fn keys(plan: &Plan) -> String {
+    let keys: Vec<&str> = plan.keys.iter().map(Key::as_str).collect();
+    let keys = keys.join(if plan.any { " or " } else { " and " });
+    let how = match plan.mode {
+        Mode::Exclusive => String::new(),
+        Mode::Shared => ", shared".to_owned(),
+        Mode::Permits { count, limit } => format!(", {count} of {limit} permits"),
+    };
+    format!("{keys}{how} by {}", plan.primitive.as_str())
+}
+
+/// Leases that were held at the same time, although another policy excludes that.
+#[derive(Debug, Default)]
+pub struct Overlaps {
+    /// How many pairs of leases.
+    pub count: u64,
+    /// Some of the pairs of requests.
+    pub examples: Vec<(usize, usize)>,
+    /// The requests that use a lease now, by the keys of the other policy.
+    held: HashMap<Key, Vec<usize>>,
+}
+
+impl Overlaps {
+    /// A request begins to use its lease. `excludes` tells whether the other policy excludes it and another one.
+    pub(super) fn begin(&mut self, n: usize, plans: &Plans, excludes: impl Fn(&usize) -> bool) {
+        let Some(plan) = plans.all[n].plan() else { return };
+        let mut beside = BTreeSet::new();
+        for key in &*plan.keys {
+            let held = self.held.entry(key.clone()).or_default();
+            beside.extend(held.iter().copied().filter(&excludes));
+            held.push(n);
+        }
+        self.count += beside.len() as u64;
+        let room = EXAMPLES.saturating_sub(self.examples.len());
+        self.examples.extend(beside.into_iter().take(room).map(|m| (m, n)));
+    }
+
+    /// A request no longer uses its lease.
+    pub(super) fn end(&mut self, n: usize, plans: &Plans) {
+        let Some(plan) = plans.all[n].plan() else { return };
+        for key in &*plan.keys {
+            if let Some(held) = self.held.get_mut(key) {
+                held.retain(|m| *m != n);
+                if held.is_empty() {
+                    self.held.remove(key);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What a policy answers to each request of a recording.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::load::Load;
+use crate::policy::{Generation, Plan, PlanError};
+
+/// The answers of a policy.
+#[derive(Debug)]
+pub struct Plans {
+    /// One for each request, in their order.
+    pub all: Vec<Planned>,
+    /// How many calls failed, by the kind of the fault.
+    pub faults: HashMap<&'static str, u64>,
+    /// The first fault, in words.
+    pub fault: Option<String>,
+}
+
+/// The answer to one request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Planned {
+    /// The plan.
+    Plan(Arc<Plan>),
+    /// The policy refuses the request, for this reason.
+    Refused(Arc<str>),
+    /// The call failed.
+    Fault,
+}
+
+impl Planned {
+    /// The plan, if there is one.
+    pub fn plan(&self) -> Option<&Arc<Plan>> {
+        match self {
+            Planned::Plan(plan) => Some(plan),
+            Planned::Refused(_) | Planned::Fault => None,
+        }
+    }
+}
+
+impl Plans {
+    /// Asks the policy.
+    pub fn of(generation: &Generation, load: &Load) -> Plans {
+        let mut plans =
+            Plans { all: Vec::with_capacity(load.requests.len()), faults: HashMap::new(), fault: None };
+        // Many requests have equal plans, which are kept once.
+        let mut last: HashMap<&str, Planned> = HashMap::new();
+        for arrival in &load.requests {
+            let planned = match generation.plan(&arrival.request) {
+                Ok(plan) => Planned::Plan(Arc::new(plan)),
+                Err(PlanError::Refused { reason }) => Planned::Refused(reason.into()),
+                Err(PlanError::Fault(fault)) => {
+                    *plans.faults.entry(fault.kind.as_str()).or_default() += 1;
+                    plans.fault.get_or_insert_with(|| format!("{}: {fault}", arrival.request.resource));
+                    Planned::Fault
+                }
+            };
+            let known = last.entry(&arrival.request.resource).or_insert_with(|| planned.clone());
+            if *known != planned {
+                *known = planned;
+            }
+            plans.all.push(known.clone());
+        }
+        plans
+    }
+}

@@ -1,0 +1,378 @@
+//! Two runs side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::exclusion::{Exclusion, Pair};
+use super::load::Load;
+use super::plans::{Planned, Plans};
+use super::world::{Done, Run};
+use crate::policy::Plan;
+
+/// How many examples are given of each change of the plans.
+const EXAMPLES: usize = 3;
+/// The points of a distribution of waits, in parts of all requests.
+const POINTS: [f64; 11] = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0];
+
+/// What the candidate changes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// How many requests were replayed.
+    pub requests: usize,
+    /// How long the recording is, in milliseconds.
+    pub span_ms: u64,
+    /// The pairs of resources that exclude each other under the recorded policy, and not under the candidate.
+    pub lost_exclusion: usize,
+    /// Some of them.
+    pub lost_examples: Vec<PairText>,
+    /// How many leases were held at the same time in the candidate's run, although the recorded policy excludes that.
+    pub overlaps: u64,
+    /// Some of them, as pairs of resources.
+    pub overlap_examples: Vec<[String; 2]>,
+    /// The pairs of resources that exclude each other under the candidate, and not under the recorded policy.
+    pub new_exclusion: usize,
+    /// Some of them.
+    pub new_examples: Vec<PairText>,
+    /// Whether some pairs were not compared, so that the numbers of pairs are lower bounds.
+    pub is_partial: bool,
+    /// How many requests have another plan.
+    pub changed_plans: usize,
+    /// What differs, the most frequent change first.
+    pub changes: Vec<PlanChange>,
+    /// Requests that the candidate refuses, and the recorded policy does not.
+    pub newly_refused: usize,
+    /// Requests that the recorded policy refuses, and the candidate does not.
+    pub no_longer_refused: usize,
+    /// The requests as they were recorded.
+    pub recorded: BTreeMap<String, usize>,
+    /// The recorded policy, in virtual time.
+    pub before: Side,
+    /// The candidate.
+    pub after: Side,
+    /// The waits, by group. The first group has all requests.
+    pub groups: Vec<Group>,
+    /// What a reader has to know of the recording.
+    pub notes: Vec<String>,
+    /// The conditions by which the candidate fails, in words.
+    pub failed: Vec<String>,
+}
+
+/// Two requests, in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct PairText {
+    /// The requests.
+    pub requests: [String; 2],
+    /// Their keys under the recorded policy.
+    pub before: [String; 2],
+    /// Their keys under the candidate.
+    pub after: [String; 2],
+}
+
+/// The run of one policy.
+#[derive(Clone, Debug, Serialize)]
+pub struct Side {
+    /// The policy and the beginning of its digest.
+    pub policy: String,
+    /// What became of the requests.
+    pub outcomes: BTreeMap<&'static str, usize>,
+    /// How many calls of the policy failed, by hook and kind.
+    pub faults: BTreeMap<String, u64>,
+    /// The first fault, in words.
+    pub fault: Option<String>,
+    /// Leases that ended while their holders still used them.
+    pub outlived: u64,
+    /// Jain's index of the groups' shares of granted requests: 1 if all groups get the same share of what they ask for.
+    pub jain: f64,
+}
+
+/// A part of the plans that changes.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanChange {
+    /// The part of the plan.
+    pub field: &'static str,
+    /// How many requests have another value.
+    pub requests: usize,
+    /// Some of them: the resource, the value before and after.
+    pub examples: Vec<[String; 3]>,
+}
+
+/// The waits of a group of requests.
+#[derive(Clone, Debug, Serialize)]
+pub struct Group {
+    /// The name; empty for all requests, or for those without a group.
+    pub name: String,
+    /// How many requests.
+    pub requests: usize,
+    /// The waits as they were recorded.
+    pub recorded: Waits,
+    /// Under the recorded policy, in virtual time.
+    pub before: Waits,
+    /// Under the candidate.
+    pub after: Waits,
+}
+
+/// How long requests waited for their locks.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Waits {
+    /// How many were granted.
+    pub granted: usize,
+    /// The median of the granted ones, in milliseconds.
+    pub p50_ms: f64,
+    /// The 99th percentile of the granted ones.
+    pub p99_ms: f64,
+    /// The longest wait, granted or not.
+    pub max_ms: f64,
+    /// The distribution of the granted ones at [`Waits::points`].
+    pub distribution_ms: Vec<f64>,
+}
+
+impl Waits {
+    /// The parts of all requests at which a distribution is given.
+    pub fn points() -> &'static [f64] {
+        &POINTS
+    }
+
+    fn of(waits: impl Iterator<Item = (bool, u64)>) -> Waits {
+        let (mut granted, mut longest_us) = (Vec::new(), 0);
+        for (is_granted, us) in waits {
+            longest_us = longest_us.max(us);
+            if is_granted {
+                granted.push(us);
+            }
+        }
+        granted.sort_unstable();
+        let at = |part: f64| {
+            let last = granted.len().saturating_sub(1);
+            ms(granted.get((last as f64 * part).round() as usize).copied().unwrap_or_default())
+        };
+        Waits {
+            granted: granted.len(),
+            p50_ms: at(0.5),
+            p99_ms: at(0.99),
+            max_ms: ms(longest_us),
+            distribution_ms: POINTS.iter().map(|part| at(*part)).collect(),
+        }
+    }
+}
+
+fn ms(us: u64) -> f64 {
+    us as f64 / 1_000.0
+}
+
+/// Why a candidate is not good enough.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Failing {
+    /// Requests exclude each other no more.
+    LostExclusion,
+    /// Leases were held at the same time that excluded each other before.
+    Overlap,
+    /// A call of the candidate failed.
+    Fault,
+    /// The candidate refuses what was not refused.
+    Refused,
+    /// The 99th percentile of a group is this many times that of the recorded policy.
+    P99(f64),
+}
+
+impl Failing {
+    /// Parses a condition: `lost-exclusion`, `overlap`, `fault`, `refused`, or `p99>1.2x`.
+    ///
+    /// # Errors
+    /// It is none of these.
+    pub fn parse(text: &str) -> Result<Failing, String> {
+        Ok(match text {
+            "lost-exclusion" => Failing::LostExclusion,
+            "overlap" => Failing::Overlap,
+            "fault" => Failing::Fault,
+            "refused" => Failing::Refused,
+            _ => {
+                let factor = text.strip_prefix("p99>").and_then(|rest| rest.strip_suffix('x')?.parse().ok());
+                let factor = factor.filter(|factor: &f64| factor.is_finite() && *factor > 0.0);
+                Failing::P99(factor.ok_or("must be lost-exclusion, overlap, fault, refused or p99>1.2x")?)
+            }
+        })
+    }
+
+    /// Whether the candidate fails by this condition, and how, in words.
+    pub fn of(&self, report: &Report) -> Option<String> {
+        match self {
+            Failing::LostExclusion if report.lost_exclusion > 0 => {
+                Some(format!("pairs of resources that no longer exclude each other: {}", report.lost_exclusion))
+            }
+            Failing::Overlap if report.overlaps > 0 => {
+                Some(format!("times that two leases were held together that excluded each other: {}", report.overlaps))
+            }
+            Failing::Fault if !report.after.faults.is_empty() => Some("the candidate has failed".to_owned()),
+            Failing::Refused if report.newly_refused > 0 => {
+                Some(format!("requests that the candidate refuses and the recorded policy does not: {}", report.newly_refused))
+            }
+            Failing::P99(factor) => report.groups.iter().find_map(|group| {
+                let (before, after) = (group.before.p99_ms, group.after.p99_ms);
+                let name = if group.name.is_empty() { "all requests" } else { &group.name };
+                (after > before * factor).then(|| {
+                    format!("the 99th percentile of {name} is {after:.1} ms, {factor} times {before:.1} ms is the limit")
+                })
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// One policy with its answers and its run.
+pub struct Replayed<'a> {
+    /// The policy and the beginning of its digest.
+    pub id: String,
+    /// Its answers.
+    pub plans: &'a Plans,
+    /// Its run.
+    pub run: &'a Run,
+}
+
+impl Report {
+    /// Compares two runs. `group`: the group of each request, by its place.
+    pub fn new(
+        load: &Load,
+        before: &Replayed<'_>,
+        after: &Replayed<'_>,
+        group: impl Fn(usize) -> String,
+        notes: Vec<String>,
+    ) -> Report {
+        let exclusion = Exclusion::between(load, before.plans, after.plans);
+        let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        (0..load.requests.len()).for_each(|n| members.entry(group(n)).or_default().push(n));
+        let mut groups =
+            vec![waits(load, String::new(), &(0..load.requests.len()).collect::<Vec<_>>(), before, after)];
+        if members.len() > 1 {
+            groups.extend(members.iter().map(|(name, all)| waits(load, name.clone(), all, before, after)));
+        }
+        let resource = |n: usize| load.requests[n].request.resource.clone();
+        let overlaps = &after.run.overlaps;
+        let mut recorded = BTreeMap::new();
+        load.requests.iter().for_each(|asked| *recorded.entry(asked.outcome.clone()).or_default() += 1);
+        let refused = |planned: &Planned| planned.plan().is_none();
+        let changed_to = |was: bool, is: bool| {
+            let pairs = before.plans.all.iter().zip(&after.plans.all);
+            pairs.filter(|(a, b)| refused(a) == was && refused(b) == is).count()
+        };
+        let (changed_plans, changes) = changes(load, before.plans, after.plans);
+        Report {
+            requests: load.requests.len(),
+            span_ms: load.requests.last().map_or(0, |last| last.at_us / 1_000),
+            lost_exclusion: exclusion.lost,
+            lost_examples: exclusion.lost_examples.into_iter().map(PairText::of).collect(),
+            overlaps: overlaps.count,
+            overlap_examples: overlaps.examples.iter().map(|(a, b)| [resource(*a), resource(*b)]).collect(),
+            new_exclusion: exclusion.new,
+            new_examples: exclusion.new_examples.into_iter().map(PairText::of).collect(),
+            is_partial: exclusion.is_partial,
+            changed_plans,
+            changes,
+            newly_refused: changed_to(false, true),
+            no_longer_refused: changed_to(true, false),
+            recorded,
+            before: side(before, &members),
+            after: side(after, &members),
+            groups,
+            notes,
+            failed: Vec::new(),
+        }
+    }
+}
+
+impl PairText {
+    fn of(pair: Pair) -> PairText {
+        PairText { requests: pair.names, before: pair.before, after: pair.after }
+    }
+}
+
+fn side(tried: &Replayed<'_>, members: &BTreeMap<String, Vec<usize>>) -> Side {
+    let mut outcomes = BTreeMap::new();
+    tried.run.done.iter().for_each(|done| *outcomes.entry(done.outcome).or_default() += 1);
+    let planned = tried.plans.faults.iter().map(|(kind, count)| (format!("plan: {kind}"), *count));
+    let others = tried.run.faults.iter().map(|((hook, kind), count)| (format!("{hook}: {kind}"), *count));
+    let share = |all: &Vec<usize>| {
+        let granted = all.iter().filter(|n| tried.run.done[**n].outcome == "granted").count();
+        granted as f64 / all.len() as f64
+    };
+    let shares: Vec<f64> = members.values().map(share).collect();
+    let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
+    Side {
+        policy: tried.id.clone(),
+        outcomes,
+        faults: planned.chain(others).collect(),
+        fault: tried.plans.fault.clone().or_else(|| tried.run.fault.clone()),
+        outlived: tried.run.outlived,
+        jain: if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 },
+    }
+}
+
+fn waits(load: &Load, name: String, all: &[usize], before: &Replayed<'_>, after: &Replayed<'_>) -> Group {
+    let of_run = |run: &Run| {
+        let wait = |done: Done| (done.outcome == "granted", done.waited_us);
+        Waits::of(all.iter().map(|n| wait(run.done[*n])))
+    };
+    let recorded = all.iter().map(|n| &load.requests[*n]);
+    Group {
+        name,
+        requests: all.len(),
+        recorded: Waits::of(recorded.map(|asked| (asked.outcome == "granted", asked.waited_us))),
+        before: of_run(before.run),
+        after: of_run(after.run),
+    }
+}
+
+/// How many requests have another plan, and what differs.
+fn changes(load: &Load, before: &Plans, after: &Plans) -> (usize, Vec<PlanChange>) {
+    let mut found: BTreeMap<&'static str, PlanChange> = BTreeMap::new();
+    let mut changed = 0;
+    for (n, (before, after)) in before.all.iter().zip(&after.all).enumerate() {
+        let (Some(before), Some(after)) = (before.plan(), after.plan()) else { continue };
+        if before == after {
+            continue;
+        }
+        changed += 1;
+        let resource = &load.requests[n].request.resource;
+        for ((field, was), (_, is)) in fields(before).into_iter().zip(fields(after)) {
+            if was == is {
+                continue;
+            }
+            let change =
+                found.entry(field).or_insert_with(|| PlanChange { field, requests: 0, examples: Vec::new() });
+            change.requests += 1;
+            let seen: BTreeSet<&str> = change.examples.iter().map(|example| example[0].as_str()).collect();
+            if change.examples.len() < EXAMPLES && !seen.contains(resource.as_str()) {
+                change.examples.push([resource.clone(), was, is]);
+            }
+        }
+    }
+    let mut found: Vec<PlanChange> = found.into_values().collect();
+    found.sort_by_key(|change| std::cmp::Reverse(change.requests));
+    (changed, found)
+}
+
+/// The parts of a plan, in words.
+fn fields(plan: &Plan) -> Vec<(&'static str, String)> {
+    let keys: Vec<&str> = plan.keys.iter().map(crate::lock::Key::as_str).collect();
+    let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    vec![
+        ("keys", keys.join(if plan.any { " or " } else { " and " })),
+        ("primitive", plan.primitive.as_str().to_owned()),
+        ("mode", format!("{:?}", plan.mode)),
+        ("ttl_ms", plan.ttl_ms.to_string()),
+        ("wait_ms", plan.wait_ms.to_string()),
+        ("rank", plan.rank.to_string()),
+        ("group", plan.group.to_string()),
+        ("weight", plan.weight.to_string()),
+        ("reentrant", plan.reentrant.to_string()),
+        ("max_waiters", plan.max_waiters.to_string()),
+        ("lock_at_least_ms", plan.lock_at_least_ms.to_string()),
+        ("lock_delay_ms", plan.lock_delay_ms.to_string()),
+        ("keep_ms", plan.keep_ms.map_or_else(String::new, |ms| ms.to_string())),
+        ("global_order", plan.global_order.to_string()),
+        ("max_hold_ms", plan.max_hold_ms.to_string()),
+        ("on_loss", plan.on_loss.as_str().to_owned()),
+        ("delegate", format!("{:?}", plan.delegate)),
+        ("labels", labels.join(", ")),
+    ]
+}
