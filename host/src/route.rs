@@ -269,9 +269,13 @@ fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) ->
                 text.push_str(value);
             }
             Part::Header(name) => {
-                let mut found = values(&parts.headers, name);
+                let mut found = parts.headers.get_all(name).iter();
                 match (found.next(), found.next()) {
-                    (Some((_, value)), None) if !value.is_empty() => text.push_str(&value),
+                    // With U+FFFD in place of other bytes, two values would name the same lock.
+                    (Some(value), None) if !value.is_empty() => match std::str::from_utf8(value.as_bytes()) {
+                        Ok(value) => text.push_str(value),
+                        Err(_) => return Err(Problem::invalid(name_of(part), "is not UTF-8")),
+                    },
                     (None, _) => return Err(missing(part)),
                     _ => return Err(Problem::invalid(name_of(part), "is empty, or given twice")),
                 }

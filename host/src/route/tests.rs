@@ -241,6 +241,25 @@ fn head_takes_the_route_of_get() {
 }
 
 #[test]
+fn a_header_names_a_request_only_by_one_value_in_utf8() {
+    let routes = [route("/items", "{header.sku}")];
+    let named = |values: &[&[u8]]| {
+        let mut parts = parts("/items");
+        for value in values {
+            parts.headers.append("sku", hyper::header::HeaderValue::from_bytes(value).unwrap());
+        }
+        let (at, matched) = find(&routes, &parts).unwrap();
+        let seen = Seen { body: Vec::new(), is_whole: true };
+        let asked = asked(routes[at].lock.as_ref().unwrap(), &parts, matched, seen, &Limits::default());
+        asked.map(|asked| asked.resource).map_err(|problem| problem.status_code())
+    };
+    assert_eq!(named(&["é".as_bytes()]), Ok("é".to_owned()));
+    for values in [&[] as &[&[u8]], &[b""], &[b"A", b"B"], &[b"\xe9"], &[b"\xe8"]] {
+        assert_eq!(named(values), Err(400), "{values:?}");
+    }
+}
+
+#[test]
 fn an_ambiguous_query_names_no_request() {
     let routes = [route("/items", "{query.sku}")];
     assert_eq!(named(&routes, "/items?sku=A&x=1").1, "A");
