@@ -19,6 +19,6 @@ mod reader;
 mod recorder;
 mod writer;
 
-pub use line::{Ask, End, Header, Http, LeaseName, Line, PlanLine, StoreTimes};
+pub use line::{Ask, End, Header, Http, LeaseName, Line, Pairs, PlanLine, PolicyLine, StoreTimes};
 pub use reader::{ReadError, RecordedPolicy, Recording, read};
 pub use recorder::{Asking, Recorder};

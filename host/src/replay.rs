@@ -10,6 +10,7 @@
 //! | `load` | the requests of a recording, with how long each lease was held |
 //! | `plans` | what a policy answers to each request |
 //! | `world` | the run: the lock table, the store, the clients |
+//! | `store` | how long the store takes |
 //! | `exclusion` | which requests exclude each other under one policy, and no longer do under another |
 //! | `report` | the two runs side by side |
 //! | `page` | the same as an HTML page |
@@ -19,6 +20,7 @@ mod load;
 mod page;
 mod plans;
 mod report;
+mod store;
 #[cfg(test)]
 mod tests;
 mod world;

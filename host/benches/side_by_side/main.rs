@@ -25,6 +25,7 @@ mod http;
 mod machine;
 mod nginx;
 mod once;
+mod recording;
 mod redis;
 mod report;
 mod rounds;
@@ -120,6 +121,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("encrypted") {
         auth::encrypted(world, args.quick, report).await.context("encrypted")?;
+    }
+    if wanted("recording") {
+        recording::measure(world, args.quick, report).await.context("recording")?;
     }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;

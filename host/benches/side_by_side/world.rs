@@ -128,6 +128,8 @@ primitive = "advisory"
 path = "builtin:default"
 [policies.delegated.settings]
 delegate = "always"
+[policies.fair]
+path = "builtin:fair-groups"
 [policies.held]
 path = "builtin:default"
 [policies.global]
@@ -140,6 +142,9 @@ policy = "advisory"
 [[routes]]
 resource = "delegated/*"
 policy = "delegated"
+[[routes]]
+resource = "fair/*"
+policy = "fair"
 [[routes]]
 resource = "global/*"
 policy = "global"

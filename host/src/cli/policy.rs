@@ -62,7 +62,7 @@ pub enum PolicyCommand {
     Try(Box<trial::TryArgs>),
     /// Replay recorded requests under another policy, and compare
     ///
-    /// Runs the requests that a proxy with [recording] has recorded, in virtual time: once under the recorded policy, and once
+    /// Runs requests that a proxy has recorded (`recording.dir`), in virtual time: once under the recorded policy, and once
     /// under the candidate. Says which resources no longer exclude each other, which plans change, and how long each group of
     /// clients waits. Exits with 7 if the candidate does what --fail-on names.
     ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::line::StoreTimes;
-use crate::lock::{Key, Token};
+use crate::lock::{Key, Mode, Primitive, Token};
 use crate::policy::{Generation, Plan, PlanRequest};
 
 /// The buckets of the store's times: each is longer by this factor than the one before.
@@ -26,12 +26,31 @@ pub enum Entry {
     Close,
 }
 
+/// The parts of a plan that are recorded.
+pub struct Kept {
+    pub keys: Arc<[Key]>,
+    pub primitive: Primitive,
+    pub mode: Mode,
+    pub ttl_ms: u32,
+    pub wait_ms: u32,
+    pub group: Box<str>,
+}
+
+impl Kept {
+    /// These parts of a plan.
+    pub fn of(plan: &Plan) -> Kept {
+        let Plan { keys, primitive, mode, ttl_ms, wait_ms, group, .. } = plan;
+        let (keys, group) = (keys.clone(), group.clone());
+        Kept { keys, primitive: *primitive, mode: *mode, ttl_ms: *ttl_ms, wait_ms: *wait_ms, group }
+    }
+}
+
 /// A request with its answer.
 pub struct Asked {
     pub at_us: u64,
     pub request: PlanRequest,
     pub generation: Arc<Generation>,
-    pub plan: Option<Plan>,
+    pub plan: Option<Kept>,
     pub outcome: &'static str,
     pub reason: Option<String>,
     pub waited_us: u64,
@@ -58,8 +77,8 @@ impl Times {
         self.sum_us.fetch_add(us, Relaxed);
     }
 
-    /// The times since the last call, if there are any.
-    pub fn take(&self) -> Option<StoreTimes> {
+    /// The times since the last call, if there are any. `at_us`: now.
+    pub fn take(&self, at_us: u64) -> Option<StoreTimes> {
         let counts: Vec<u64> = self.buckets.iter().map(|count| count.swap(0, Relaxed)).collect();
         let (total, sum_us) = (counts.iter().sum::<u64>(), self.sum_us.swap(0, Relaxed));
         let at = |part: f64| {
@@ -70,7 +89,8 @@ impl Times {
             });
             FACTOR.powf(bucket.unwrap_or_default() as f64 + 0.5) as u64
         };
-        (total > 0).then(|| StoreTimes { mean_us: sum_us / total, p50_us: at(0.5), p99_us: at(0.99) })
+        let quantiles_us = StoreTimes::PARTS.map(at);
+        (total > 0).then(|| StoreTimes { at_us, mean_us: sum_us / total, quantiles_us })
     }
 }
 
@@ -81,12 +101,13 @@ mod tests {
     #[test]
     fn the_percentiles_are_near_the_times() {
         let times = Times::default();
-        assert_eq!(times.take(), None);
+        assert_eq!(times.take(6), None);
         (1..=99).for_each(|_| times.count(1_000));
         (1..=3).for_each(|_| times.count(50_000));
-        let StoreTimes { mean_us, p50_us, p99_us } = times.take().unwrap();
+        let StoreTimes { mean_us, quantiles_us, .. } = times.take(7).unwrap();
         assert_eq!(mean_us, (99 * 1_000 + 3 * 50_000) / 102);
-        assert!((900..1_100).contains(&p50_us) && (45_000..55_000).contains(&p99_us), "{p50_us} {p99_us}");
-        assert_eq!(times.take(), None);
+        let near = |at: usize, us: u64| quantiles_us[at].abs_diff(us) < us / 10;
+        assert!(near(0, 1_000) && near(2, 1_000) && near(5, 50_000), "{quantiles_us:?}");
+        assert_eq!(times.take(8), None);
     }
 }

@@ -1,11 +1,12 @@
 //! The lines of a recording.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::Limits;
 use crate::lock::Mode;
-use crate::policy::Plan;
 
 /// The version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -13,15 +14,15 @@ pub const VERSION: u32 = 1;
 /// One line. Times are in microseconds since 1970 by the proxy's clock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Line {
+pub enum Line<'a> {
     /// The first line of each file.
     Header(Header),
     /// A generation of a policy, before the first request that it planned.
     Policy(PolicyLine),
     /// A request, once it has its answer.
-    Ask(Box<Ask>),
+    Ask(Box<Ask<'a>>),
     /// A lease that has ended.
-    End(End),
+    End(End<'a>),
     /// How long the store took since the line before of this kind.
     Store(StoreTimes),
     /// Lines that were dropped, because the disk was too slow or full.
@@ -61,15 +62,15 @@ pub struct PolicyLine {
 
 /// A request and its answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ask {
+pub struct Ask<'a> {
     /// When the proxy began to plan the request.
     pub at_us: u64,
     /// The [`PolicyLine::id`] of the generation that planned the request.
-    pub by: String,
+    pub by: Cow<'a, str>,
     /// The resource.
-    pub resource: String,
+    pub resource: Cow<'a, str>,
     /// The owner.
-    pub owner: String,
+    pub owner: Cow<'a, str>,
     /// The mode that the client asked for.
     #[serde(with = "mode", default = "exclusive", skip_serializing_if = "is_exclusive")]
     pub mode: Mode,
@@ -81,43 +82,43 @@ pub struct Ask {
     pub wait_ms: Option<u32>,
     /// The labels of the request, as names and values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub labels: Vec<(String, String)>,
+    pub labels: Pairs<'a>,
     /// What the policy saw of a guarded request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub http: Option<Http>,
+    pub http: Option<Http<'a>>,
     /// The seed that the policy got.
     pub seed: u32,
     /// The plan, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<PlanLine>,
+    pub plan: Option<PlanLine<'a>>,
     /// `granted`, `left` if the client was gone before its answer, or the type of the error.
-    pub outcome: String,
+    pub outcome: Cow<'a, str>,
     /// The policy's reason for a refusal, or the details of its fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<Cow<'a, str>>,
     /// The time from the beginning to the answer, in microseconds.
     pub waited_us: u64,
     /// The lease, if the request was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lease: Option<LeaseName>,
+    pub lease: Option<LeaseName<'a>>,
 }
 
 /// What a policy saw of a guarded request, without its body.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Http {
+pub struct Http<'a> {
     /// The method.
-    pub method: String,
+    pub method: Cow<'a, str>,
     /// The path.
-    pub path: String,
+    pub path: Cow<'a, str>,
     /// The values of the `{name}` captures of the route's path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub captures: Vec<(String, String)>,
+    pub captures: Pairs<'a>,
     /// The query parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub query: Vec<(String, String)>,
+    pub query: Pairs<'a>,
     /// The headers that `recording.headers` lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub headers: Vec<(String, String)>,
+    pub headers: Pairs<'a>,
     /// Whether the policy also saw a body.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub had_body: bool,
@@ -125,11 +126,11 @@ pub struct Http {
 
 /// The parts of a plan that decide who excludes whom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlanLine {
+pub struct PlanLine<'a> {
     /// The keys.
-    pub keys: Vec<String>,
+    pub keys: Vec<Cow<'a, str>>,
     /// The primitive.
-    pub primitive: String,
+    pub primitive: Cow<'a, str>,
     /// The mode, with the limit of permits.
     #[serde(with = "mode", default = "exclusive", skip_serializing_if = "is_exclusive")]
     pub mode: Mode,
@@ -138,56 +139,50 @@ pub struct PlanLine {
     /// The longest wait.
     pub wait_ms: u32,
     /// The group of the waiter.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub group: String,
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub group: Cow<'a, str>,
 }
 
 /// Names a lease of a recording: its first key, and the fencing token for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct LeaseName {
+pub struct LeaseName<'a> {
     /// The first key.
-    pub key: String,
+    pub key: Cow<'a, str>,
     /// The token.
     pub token: u64,
 }
 
 /// A lease that has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct End {
+pub struct End<'a> {
     /// When its client released it, or when the proxy learned of its end.
     pub at_us: u64,
     /// The lease.
-    pub lease: LeaseName,
+    pub lease: LeaseName<'a>,
     /// `released`, `expired` or `lost`.
-    pub how: String,
+    pub how: Cow<'a, str>,
     /// How long the proxy knew of the lease, in milliseconds.
     pub held_ms: u32,
 }
 
-/// How long the store took, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How long the store took in some time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreTimes {
-    /// The mean.
+    /// The end of that time.
+    pub at_us: u64,
+    /// The mean, in microseconds.
     pub mean_us: u64,
-    /// The median.
-    pub p50_us: u64,
-    /// The 99th percentile.
-    pub p99_us: u64,
+    /// The times at [`StoreTimes::PARTS`] of all answers, in microseconds.
+    pub quantiles_us: [u64; 6],
 }
 
-impl PlanLine {
-    /// These parts of a plan.
-    pub fn of(plan: &Plan) -> PlanLine {
-        PlanLine {
-            keys: plan.keys.iter().map(ToString::to_string).collect(),
-            primitive: plan.primitive.as_str().to_owned(),
-            mode: plan.mode,
-            ttl_ms: plan.ttl_ms,
-            wait_ms: plan.wait_ms,
-            group: plan.group.to_string(),
-        }
-    }
+impl StoreTimes {
+    /// The parts of all answers for which a time is recorded.
+    pub const PARTS: [f64; 6] = [0.05, 0.25, 0.5, 0.75, 0.95, 0.99];
 }
+
+/// Names and values.
+pub type Pairs<'a> = Vec<(Cow<'a, str>, Cow<'a, str>)>;
 
 fn exclusive() -> Mode {
     Mode::Exclusive
@@ -238,18 +233,18 @@ mod tests {
     fn a_line_is_read_as_it_was_written() {
         let ask = Ask {
             at_us: 7,
-            by: "p@sha256:0".to_owned(),
-            resource: "a/b".to_owned(),
-            owner: "o".to_owned(),
+            by: "p@sha256:0".into(),
+            resource: "a/b".into(),
+            owner: "o".into(),
             mode: Mode::Permits { count: 2, limit: 0 },
             ttl_ms: Some(5),
             wait_ms: None,
-            labels: vec![("tenant".to_owned(), "x".to_owned())],
+            labels: vec![("tenant".into(), "x".into())],
             http: None,
             seed: 3,
             plan: None,
-            outcome: "refused".to_owned(),
-            reason: Some("no".to_owned()),
+            outcome: "refused".into(),
+            reason: Some("no".into()),
             waited_us: 12,
             lease: None,
         };

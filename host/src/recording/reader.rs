@@ -18,15 +18,15 @@ pub struct Recording {
     /// The generations that planned requests, in the order in which they are mentioned.
     pub generations: Vec<RecordedPolicy>,
     /// The requests in the order in which they arrived.
-    pub asks: Vec<Ask>,
+    pub asks: Vec<Ask<'static>>,
     /// How the leases ended.
-    pub ends: HashMap<LeaseName, End>,
+    pub ends: HashMap<LeaseName<'static>, End<'static>>,
     /// The last header.
     pub header: Header,
     /// How many lines are missing.
     pub dropped: u64,
-    /// How long the store took; the median of the lines. `None` if the recording does not say.
-    pub store: Option<StoreTimes>,
+    /// How long the store took, in the order of time.
+    pub store: Vec<StoreTimes>,
 }
 
 /// A generation of the policy.
@@ -124,8 +124,8 @@ pub fn read(dir: &Path, policy: Option<&str>) -> Result<Recording, ReadError> {
         settings: line.settings,
         component: dir.join(line.component),
     });
-    all.times.sort_by_key(|times| times.mean_us);
-    let store = all.times.get(all.times.len() / 2).copied();
+    all.times.sort_by_key(|times| times.at_us);
+    let store = all.times;
     let generations = generations.collect();
     Ok(Recording { policy, generations, asks, ends: all.ends, header, dropped: all.dropped, store })
 }
@@ -135,14 +135,14 @@ struct All {
     header: Option<Header>,
     policies: Vec<PolicyLine>,
     /// By policy.
-    asks: BTreeMap<String, Vec<Ask>>,
-    ends: HashMap<LeaseName, End>,
+    asks: BTreeMap<String, Vec<Ask<'static>>>,
+    ends: HashMap<LeaseName<'static>, End<'static>>,
     dropped: u64,
     times: Vec<StoreTimes>,
 }
 
 impl All {
-    fn line(&mut self, line: Line, number: usize) -> Result<(), String> {
+    fn line(&mut self, line: Line<'static>, number: usize) -> Result<(), String> {
         match line {
             Line::Header(header) if header.version != VERSION => {
                 return Err(format!(
@@ -158,8 +158,13 @@ impl All {
                 }
             }
             Line::Ask(ask) => {
-                let policy = ask.by.split_once('@').map_or(&*ask.by, |(name, _)| name).to_owned();
-                self.asks.entry(policy).or_default().push(*ask);
+                let policy = ask.by.split('@').next().unwrap_or_default();
+                match self.asks.get_mut(policy) {
+                    Some(asks) => asks.push(*ask),
+                    None => {
+                        self.asks.insert(policy.to_owned(), vec![*ask]);
+                    }
+                }
             }
             Line::End(end) => {
                 self.ends.insert(end.lease.clone(), end);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-use super::entry::{Asked, Counts, Entry};
+use super::entry::{Asked, Counts, Entry, Kept};
 use super::writer;
 use crate::clock;
 use crate::config::{Limits, RecordingConfig};
@@ -124,7 +124,7 @@ impl Asking {
         let sampled = plan.as_ref().map_or(request.resource.as_str(), |plan| plan.keys[0].as_str());
         self.asked = self.inner.is_sampled(sampled).then(|| {
             let (plan, reason) = match plan {
-                Ok(plan) => (Some(plan.clone()), None),
+                Ok(plan) => (Some(Kept::of(plan)), None),
                 Err(reason) => (None, Some(reason)),
             };
             Box::new(Asked {

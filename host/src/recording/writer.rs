@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -21,10 +21,12 @@ use crate::policy::Generation;
 use crate::random;
 use crate::telemetry::{Metrics, Subject};
 
-/// How often the times of the store are written, in microseconds.
-const TIMES_US: u64 = 10_000_000;
-/// How often the writer writes what it has.
-const FLUSH: Duration = Duration::from_secs(1);
+/// How often the writer writes what it has, and the times of the store, in microseconds.
+const FLUSH_US: u64 = 1_000_000;
+/// How often the writer looks for lines. The places for lines suffice for 800,000 in a second.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How many bytes are written at once.
+const BUFFER: usize = 256 * 1024;
 
 /// Makes the folder and the first file, and starts the thread.
 pub fn start(
@@ -55,8 +57,10 @@ pub fn start(
         file: None,
         number: 0,
         known: BTreeSet::new(),
+        text: Vec::new(),
         counts,
         metrics: metrics.clone(),
+        is_failing: false,
     };
     writer.next_file()?;
     thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&entries))
@@ -73,8 +77,12 @@ struct Writer {
     number: u32,
     /// The generations that the file has.
     known: BTreeSet<Arc<str>>,
+    /// The text of the last line.
+    text: Vec<u8>,
     counts: Arc<Counts>,
     metrics: Metrics,
+    /// The last line could not be written, which was reported.
+    is_failing: bool,
 }
 
 struct Open {
@@ -84,87 +92,67 @@ struct Open {
 
 impl Writer {
     fn run(mut self, entries: &Receiver<Entry>) {
-        let (mut flushed, mut timed) = (clock::now(), clock::now());
-        let mut failing = false;
-        loop {
-            let entry = match entries.recv_timeout(FLUSH) {
-                Ok(Entry::Close) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(entry) => Some(entry),
-                Err(RecvTimeoutError::Timeout) => None,
-            };
-            let mut written = entry.map_or(Ok(()), |entry| self.entry(entry));
-            let now = clock::now();
-            if now.us_since(timed) >= TIMES_US {
-                timed = now;
-                written = written.and_then(|()| self.times());
+        let (mut flushed, mut is_over) = (clock::now(), false);
+        while !is_over {
+            // A thread that waits for each line would have to be woken for each line.
+            thread::sleep(PAUSE);
+            let mut written = Ok(());
+            loop {
+                let entry = match entries.try_recv() {
+                    Ok(entry) => entry,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        is_over = true;
+                        break;
+                    }
+                };
+                is_over |= matches!(entry, Entry::Close);
+                let done = self.entry(&entry);
+                written = self.noted(done).and(written);
             }
-            if now.us_since(flushed) >= FLUSH.as_micros() as u64 {
-                flushed = now;
-                written = written.and_then(|()| self.flush());
+            if is_over || clock::now().us_since(flushed) >= FLUSH_US {
+                flushed = clock::now();
+                let done = self.times().and_then(|()| self.flush());
+                written = self.noted(done).and(written);
             }
-            if let Err(error) = &written {
-                self.file = None;
-                self.counts.dropped.fetch_add(1, Relaxed);
-                self.metrics.recording.dropped();
-                if !failing {
-                    tracing::error!(dir = %self.dir.display(), %error, "the recording cannot be written");
-                }
-            }
-            if written.is_err() != failing {
-                failing = written.is_err();
-                let trouble = failing.then(|| "the recording cannot be written; the log says why".to_owned());
-                self.metrics.troubles.note(Subject::Recording, trouble);
-            }
-        }
-        let ended = self.times().and_then(|()| self.flush());
-        if let Err(error) = ended {
-            tracing::error!(dir = %self.dir.display(), %error, "the end of the recording cannot be written");
+            self.report(written.err().as_ref());
         }
     }
 
-    fn entry(&mut self, entry: Entry) -> io::Result<()> {
+    /// Counts a line that could not be written, and begins a new file for the next one.
+    fn noted(&mut self, written: io::Result<()>) -> io::Result<()> {
+        if written.is_err() {
+            self.file = None;
+            self.counts.dropped.fetch_add(1, Relaxed);
+            self.metrics.recording.dropped();
+        }
+        written
+    }
+
+    /// Reports a failure once, and that there is none any more.
+    fn report(&mut self, error: Option<&io::Error>) {
+        if let Some(error) = error.filter(|_| !self.is_failing) {
+            tracing::error!(dir = %self.dir.display(), %error, "the recording cannot be written");
+        }
+        if error.is_some() != self.is_failing {
+            self.is_failing = error.is_some();
+            let trouble =
+                self.is_failing.then(|| "the recording cannot be written; the log says why".to_owned());
+            self.metrics.troubles.note(Subject::Recording, trouble);
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry) -> io::Result<()> {
         match entry {
             Entry::Asked(asked) => {
                 self.policy(&asked.generation)?;
-                let line = Line::Ask(Box::new(self.asked(*asked)));
-                self.line(&line)
+                self.write(|mask| Line::Ask(Box::new(ask(mask, asked))))
             }
-            Entry::Ended { at_us, key, token, how, held_ms } => {
-                let (lease, how) = (self.lease(&key, token), how.to_owned());
-                self.line(&Line::End(End { at_us, lease, how, held_ms }))
-            }
+            Entry::Ended { at_us, key, token, how, held_ms } => self.write(|mask| {
+                let (lease, how) = (lease(mask, key, *token), (*how).into());
+                Line::End(End { at_us: *at_us, lease, how, held_ms: *held_ms })
+            }),
             Entry::Close => Ok(()),
-        }
-    }
-
-    fn lease(&self, key: &Key, token: Token) -> LeaseName {
-        LeaseName { key: self.mask.name(key.as_str()), token: token.0 }
-    }
-
-    fn asked(&self, asked: Asked) -> Ask {
-        let Asked { at_us, request, generation, plan, outcome, reason, waited_us, lease } = asked;
-        let mask = &self.mask;
-        let plan = plan.map(|plan| {
-            let line = PlanLine::of(&plan);
-            let keys = line.keys.iter().map(|key| mask.name(key)).collect();
-            PlanLine { keys, group: mask.label("group", &line.group), ..line }
-        });
-        Ask {
-            at_us,
-            by: generation.id().to_string(),
-            resource: mask.name(&request.resource),
-            owner: mask.word(&request.owner),
-            mode: request.mode,
-            ttl_ms: request.ttl_ms,
-            wait_ms: request.wait_ms,
-            labels: mask.labels(&request.labels),
-            http: request.http.as_deref().map(|view| mask.http(view)),
-            seed: request.seed,
-            plan,
-            outcome: outcome.to_owned(),
-            reason: reason.filter(|_| mask.is_plain()),
-            waited_us,
-            lease: lease.map(|(key, token)| self.lease(&key, token)),
         }
     }
 
@@ -187,32 +175,35 @@ impl Writer {
             settings: generation.settings().clone(),
             component,
         };
-        self.line(&Line::Policy(line))?;
+        self.write(|_| Line::Policy(line))?;
         self.known.insert(generation.id().clone());
         Ok(())
     }
 
     fn times(&mut self) -> io::Result<()> {
-        self.counts.times.take().map_or(Ok(()), |times| self.line(&Line::Store(times)))
+        let times = self.counts.times.take(clock::wall_us());
+        times.map_or(Ok(()), |times| self.write(|_| Line::Store(times)))
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let dropped = self.counts.dropped.swap(0, Relaxed);
         if dropped > 0 {
-            self.line(&Line::Gap { dropped })?;
+            self.write(|_| Line::Gap { dropped })?;
         }
         self.file.as_mut().map_or(Ok(()), |open| open.file.flush())
     }
 
-    fn line(&mut self, line: &Line) -> io::Result<()> {
-        let mut text = serde_json::to_vec(line).map_err(io::Error::other)?;
-        text.push(b'\n');
-        if self.file.as_ref().is_none_or(|open| open.bytes + text.len() as u64 > self.max_bytes) {
+    fn write<'a>(&mut self, line: impl FnOnce(&Mask) -> Line<'a>) -> io::Result<()> {
+        self.text.clear();
+        serde_json::to_writer(&mut self.text, &line(&self.mask)).map_err(io::Error::other)?;
+        self.text.push(b'\n');
+        let bytes = self.text.len() as u64;
+        if self.file.as_ref().is_none_or(|open| open.bytes + bytes > self.max_bytes) {
             self.next_file()?;
         }
         let Some(open) = &mut self.file else { return Ok(()) };
-        open.bytes += text.len() as u64;
-        open.file.write_all(&text)?;
+        open.bytes += bytes;
+        open.file.write_all(&self.text)?;
         self.metrics.recording.written();
         Ok(())
     }
@@ -226,7 +217,7 @@ impl Writer {
         let name = format!("recording-{}-{:06}.jsonl", self.header.at_us, self.number);
         let mut text = serde_json::to_vec(&Line::Header(self.header.clone())).map_err(io::Error::other)?;
         text.push(b'\n');
-        let mut file = BufWriter::new(private(&self.dir.join(name))?);
+        let mut file = BufWriter::with_capacity(BUFFER, private(&self.dir.join(name))?);
         file.write_all(&text)?;
         self.file = Some(Open { file, bytes: text.len() as u64 });
         self.remove_old()
@@ -237,6 +228,39 @@ impl Writer {
         let mut files = files(&self.dir)?;
         let over = files.len().saturating_sub(self.keep);
         files.drain(..over).try_for_each(fs::remove_file)
+    }
+}
+
+fn lease<'a>(mask: &Mask, key: &'a Key, token: Token) -> LeaseName<'a> {
+    LeaseName { key: mask.name(key.as_str()), token: token.0 }
+}
+
+fn ask<'a>(mask: &Mask, asked: &'a Asked) -> Ask<'a> {
+    let Asked { at_us, request, generation, plan, outcome, reason, waited_us, lease: granted } = asked;
+    let plan = plan.as_ref().map(|plan| PlanLine {
+        keys: plan.keys.iter().map(|key| mask.name(key.as_str())).collect(),
+        primitive: plan.primitive.as_str().into(),
+        mode: plan.mode,
+        ttl_ms: plan.ttl_ms,
+        wait_ms: plan.wait_ms,
+        group: mask.label("group", &plan.group),
+    });
+    Ask {
+        at_us: *at_us,
+        by: (&**generation.id()).into(),
+        resource: mask.name(&request.resource),
+        owner: mask.word(&request.owner),
+        mode: request.mode,
+        ttl_ms: request.ttl_ms,
+        wait_ms: request.wait_ms,
+        labels: mask.labels(&request.labels),
+        http: request.http.as_deref().map(|view| mask.http(view)),
+        seed: request.seed,
+        plan,
+        outcome: (*outcome).into(),
+        reason: reason.as_deref().filter(|_| mask.is_plain()).map(Into::into),
+        waited_us: *waited_us,
+        lease: granted.as_ref().map(|(key, token)| lease(mask, key, *token)),
     }
 }
 

@@ -196,9 +196,13 @@ pub struct Overlaps {
 }
 
 impl Overlaps {
-    /// A request begins to use its lease. `excludes` tells whether the other policy excludes it and another one.
-    pub(super) fn begin(&mut self, n: usize, plans: &Plans, excludes: impl Fn(&usize) -> bool) {
-        let Some(plan) = plans.all[n].plan() else { return };
+    /// The same, with the requests of the load in the examples.
+    pub(super) fn between(self, of: impl Fn(usize) -> usize) -> Overlaps {
+        Overlaps { examples: self.examples.iter().map(|(a, b)| (of(*a), of(*b))).collect(), ..self }
+    }
+
+    /// A request begins to use its lease. `plan`: that of the other policy. `excludes` tells whether the other policy excludes it and another one.
+    pub(super) fn begin(&mut self, n: usize, plan: &Plan, excludes: impl Fn(&usize) -> bool) {
         let mut beside = BTreeSet::new();
         for key in &*plan.keys {
             let held = self.held.entry(key.clone()).or_default();
@@ -211,8 +215,7 @@ impl Overlaps {
     }
 
     /// A request no longer uses its lease.
-    pub(super) fn end(&mut self, n: usize, plans: &Plans) {
-        let Some(plan) = plans.all[n].plan() else { return };
+    pub(super) fn end(&mut self, n: usize, plan: &Plan) {
         for key in &*plan.keys {
             if let Some(held) = self.held.get_mut(key) {
                 held.retain(|m| *m != n);

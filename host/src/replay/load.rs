@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::store::StoreModel;
 use crate::lock::record::HttpView;
 use crate::policy::PlanRequest;
-use crate::recording::{Ask, Http, Recording};
+use crate::recording::{Ask, Http, Pairs, Recording};
 
 /// When requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,7 +14,8 @@ pub enum Arrivals {
     /// When they were recorded, whatever became of the requests before them.
     #[default]
     Open,
-    /// Each owner sends its next request as long after the end of the one before as it did.
+    /// Each owner sends its next request as long after the end of the one before as it did. After the last one it begins
+    /// again, until the recording ends: a client that waits less asks more often.
     Closed,
 }
 
@@ -22,8 +24,10 @@ pub enum Arrivals {
 pub struct Load {
     /// The requests.
     pub requests: Vec<Arrival>,
-    /// How long the store takes, in microseconds.
-    pub store_us: u64,
+    /// The time from the first request to the last one, in microseconds.
+    pub span_us: u64,
+    /// How long the store takes.
+    pub(super) store: StoreModel,
     /// The lengths of all recorded holds, for requests whose hold is not known.
     holds: Holds,
 }
@@ -79,7 +83,7 @@ impl Load {
             .map(|ask| {
                 let hold = hold(recording, ask);
                 if let Some(hold) = hold {
-                    holds.by_resource.entry(ask.resource.clone()).or_default().push(hold);
+                    holds.by_resource.entry(ask.resource.to_string()).or_default().push(hold);
                     holds.all.push(hold);
                 }
                 Arrival {
@@ -89,17 +93,18 @@ impl Load {
                     hold,
                     next: None,
                     is_first: true,
-                    outcome: ask.outcome.clone(),
+                    outcome: ask.outcome.to_string(),
                     waited_us: ask.waited_us,
-                    group: ask.plan.as_ref().map(|plan| plan.group.clone()).unwrap_or_default(),
+                    group: ask.plan.as_ref().map(|plan| plan.group.to_string()).unwrap_or_default(),
                 }
             })
             .collect();
         if arrivals == Arrivals::Closed {
             chain(&mut requests);
         }
-        let recorded_us = recording.store.map_or(1_000, |times| times.mean_us);
-        Load { requests, store_us: store_us.unwrap_or(recorded_us), holds }
+        let recorded = || StoreModel::recorded(&recording.store, began_us);
+        let span_us = requests.last().map_or(0, |last| last.at_us);
+        Load { requests, span_us, store: store_us.map_or_else(recorded, StoreModel::constant), holds }
     }
 
     /// How long a lease is held, and whether that is a guess: the hold of another lease of the resource, or of any.
@@ -119,41 +124,45 @@ impl Load {
     }
 }
 
-fn hold(recording: &Recording, ask: &Ask) -> Option<Hold> {
+fn hold(recording: &Recording, ask: &Ask<'_>) -> Option<Hold> {
     let end = recording.ends.get(ask.lease.as_ref()?)?;
     let ttl_us = ask.plan.as_ref().map_or(0, |plan| u64::from(plan.ttl_ms) * 1_000);
     let us = end.at_us.saturating_sub(ask.at_us + ask.waited_us);
     // A lease that is not renewed ends a little late, because the store's answers are late.
     let renews = us > ttl_us + ttl_us / 8;
-    Some(match end.how.as_str() {
+    Some(match &*end.how {
         "released" => Hold { us, is_released: true, renews },
         // The last renewal was as long before the end as a lease lasts.
         _ => Hold { us: us.saturating_sub(ttl_us), is_released: false, renews },
     })
 }
 
-fn request(ask: &Ask) -> PlanRequest {
+fn request(ask: &Ask<'_>) -> PlanRequest {
     PlanRequest {
-        resource: ask.resource.clone(),
-        owner: ask.owner.clone(),
+        resource: ask.resource.to_string(),
+        owner: ask.owner.to_string(),
         mode: ask.mode,
         ttl_ms: ask.ttl_ms,
         wait_ms: ask.wait_ms,
-        labels: ask.labels.clone(),
+        labels: pairs(&ask.labels),
         http: ask.http.as_ref().map(|http| Arc::new(view(http))),
         seed: ask.seed,
     }
 }
 
-fn view(http: &Http) -> HttpView {
+fn view(http: &Http<'_>) -> HttpView {
     HttpView {
-        method: http.method.clone(),
-        path: http.path.clone(),
-        captures: http.captures.clone(),
-        query: http.query.clone(),
-        headers: http.headers.clone(),
+        method: http.method.to_string(),
+        path: http.path.to_string(),
+        captures: pairs(&http.captures),
+        query: pairs(&http.query),
+        headers: pairs(&http.headers),
         body: Vec::new(),
     }
+}
+
+fn pairs(pairs: &Pairs<'_>) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
 /// Lets each owner send its requests one after the other. Requests that an owner sent before the end of its last one stay
@@ -169,5 +178,16 @@ fn chain(requests: &mut [Arrival]) {
             requests[before].next = Some((n, pause_us));
             requests[n].is_first = false;
         }
+    }
+    // An owner that has sent all its requests begins again.
+    for first in 0..requests.len() {
+        let Some((second, pause_us)) = requests[first].next.filter(|_| requests[first].is_first) else {
+            continue;
+        };
+        let mut end = second;
+        while let Some((next, _)) = requests[end].next {
+            end = next;
+        }
+        requests[end].next = Some((first, pause_us));
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::exclusion::{Exclusion, Pair};
 use super::load::Load;
 use super::plans::{Planned, Plans};
-use super::world::{Done, Run};
+use super::world::Run;
 use crate::policy::Plan;
 
 /// How many examples are given of each change of the plans.
@@ -133,9 +133,9 @@ impl Waits {
         &POINTS
     }
 
-    fn of(waits: impl Iterator<Item = (bool, u64)>) -> Waits {
+    fn of(waits: &[Wait]) -> Waits {
         let (mut granted, mut longest_us) = (Vec::new(), 0);
-        for (is_granted, us) in waits {
+        for &(is_granted, us) in waits {
             longest_us = longest_us.max(us);
             if is_granted {
                 granted.push(us);
@@ -239,13 +239,23 @@ impl Report {
         notes: Vec<String>,
     ) -> Report {
         let exclusion = Exclusion::between(load, before.plans, after.plans);
-        let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        (0..load.requests.len()).for_each(|n| members.entry(group(n)).or_default().push(n));
-        let mut groups =
-            vec![waits(load, String::new(), &(0..load.requests.len()).collect::<Vec<_>>(), before, after)];
-        if members.len() > 1 {
-            groups.extend(members.iter().map(|(name, all)| waits(load, name.clone(), all, before, after)));
-        }
+        let groups = Groups::of(load, group);
+        let rows = [groups.waits(before.run), groups.waits(after.run), groups.recorded(load)];
+        let all = |n: usize| rows[n].iter().flatten().copied().collect::<Vec<_>>();
+        let of_all = (String::new(), load.requests.len(), [all(0), all(1), all(2)]);
+        let of_each = groups
+            .names
+            .iter()
+            .enumerate()
+            .filter(|_| groups.names.len() > 1)
+            .map(|(at, (name, count))| (name.clone(), *count, [0, 1, 2].map(|n| rows[n][at].clone())));
+        let told = |(name, requests, [before, after, recorded]): (String, usize, [Vec<Wait>; 3])| Group {
+            name,
+            requests,
+            recorded: Waits::of(&recorded),
+            before: Waits::of(&before),
+            after: Waits::of(&after),
+        };
         let resource = |n: usize| load.requests[n].request.resource.clone();
         let overlaps = &after.run.overlaps;
         let mut recorded = BTreeMap::new();
@@ -271,9 +281,9 @@ impl Report {
             newly_refused: changed_to(false, true),
             no_longer_refused: changed_to(true, false),
             recorded,
-            before: side(before, &members),
-            after: side(after, &members),
-            groups,
+            before: side(before, &rows[0]),
+            after: side(after, &rows[1]),
+            groups: std::iter::once(of_all).chain(of_each).map(told).collect(),
             notes,
             failed: Vec::new(),
         }
@@ -286,16 +296,55 @@ impl PairText {
     }
 }
 
-fn side(tried: &Replayed<'_>, members: &BTreeMap<String, Vec<usize>>) -> Side {
+/// Whether a request was granted, and how long it waited, in microseconds.
+type Wait = (bool, u64);
+
+/// The groups of the requests.
+struct Groups {
+    /// Their names, and how many recorded requests each has.
+    names: Vec<(String, usize)>,
+    /// The group of each request of the load, as a place in `names`.
+    of: Vec<usize>,
+}
+
+impl Groups {
+    fn of(load: &Load, group: impl Fn(usize) -> String) -> Groups {
+        let all: Vec<String> = (0..load.requests.len()).map(group).collect();
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        all.iter().for_each(|name| *counts.entry(name).or_default() += 1);
+        let places: BTreeMap<&str, usize> = counts.keys().enumerate().map(|(at, name)| (*name, at)).collect();
+        let of = all.iter().map(|name| places[name.as_str()]).collect();
+        Groups { names: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(), of }
+    }
+
+    /// The waits of each group in a run.
+    fn waits(&self, run: &Run) -> Vec<Vec<Wait>> {
+        self.each(run.done.iter().map(|done| (done.n, (done.outcome == "granted", done.waited_us))))
+    }
+
+    /// The recorded waits of each group.
+    fn recorded(&self, load: &Load) -> Vec<Vec<Wait>> {
+        let asked = load.requests.iter().enumerate();
+        self.each(asked.map(|(n, asked)| (n, (asked.outcome == "granted", asked.waited_us))))
+    }
+
+    fn each(&self, waits: impl Iterator<Item = (usize, Wait)>) -> Vec<Vec<Wait>> {
+        let mut each = vec![Vec::new(); self.names.len()];
+        waits.for_each(|(n, wait)| each[self.of[n]].push(wait));
+        each
+    }
+}
+
+/// `waits`: those of each group.
+fn side(tried: &Replayed<'_>, waits: &[Vec<Wait>]) -> Side {
     let mut outcomes = BTreeMap::new();
     tried.run.done.iter().for_each(|done| *outcomes.entry(done.outcome).or_default() += 1);
     let planned = tried.plans.faults.iter().map(|(kind, count)| (format!("plan: {kind}"), *count));
     let others = tried.run.faults.iter().map(|((hook, kind), count)| (format!("{hook}: {kind}"), *count));
-    let share = |all: &Vec<usize>| {
-        let granted = all.iter().filter(|n| tried.run.done[**n].outcome == "granted").count();
-        granted as f64 / all.len() as f64
+    let share = |waits: &Vec<Wait>| {
+        waits.iter().filter(|(is_granted, _)| *is_granted).count() as f64 / waits.len().max(1) as f64
     };
-    let shares: Vec<f64> = members.values().map(share).collect();
+    let shares: Vec<f64> = waits.iter().map(share).collect();
     let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     Side {
         policy: tried.id.clone(),
@@ -304,21 +353,6 @@ fn side(tried: &Replayed<'_>, members: &BTreeMap<String, Vec<usize>>) -> Side {
         fault: tried.plans.fault.clone().or_else(|| tried.run.fault.clone()),
         outlived: tried.run.outlived,
         jain: if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 },
-    }
-}
-
-fn waits(load: &Load, name: String, all: &[usize], before: &Replayed<'_>, after: &Replayed<'_>) -> Group {
-    let of_run = |run: &Run| {
-        let wait = |done: Done| (done.outcome == "granted", done.waited_us);
-        Waits::of(all.iter().map(|n| wait(run.done[*n])))
-    };
-    let recorded = all.iter().map(|n| &load.requests[*n]);
-    Group {
-        name,
-        requests: all.len(),
-        recorded: Waits::of(recorded.map(|asked| (asked.outcome == "granted", asked.waited_us))),
-        before: of_run(before.run),
-        after: of_run(after.run),
     }
 }
 

@@ -6,43 +6,43 @@ use super::*;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Mode;
 use crate::policy::{Compiler, Engine, Generation, builtin, load_file};
-use crate::recording::{Ask, End, Header, LeaseName, PlanLine, Recording, StoreTimes};
+use crate::recording::{Ask, End, Header, LeaseName, PlanLine, Recording};
 
 const SECOND: u64 = 1_000_000;
 
 /// A request for `resource` after `at_ms`, whose lease was held for `held_ms`.
-fn ask(n: u64, at_ms: u64, resource: &str, group: &str) -> Ask {
+fn ask(n: u64, at_ms: u64, resource: &str, group: &str) -> Ask<'static> {
     Ask {
         at_us: SECOND + at_ms * 1_000,
-        by: "default@sha256:0".to_owned(),
-        resource: resource.to_owned(),
-        owner: format!("{group}-{n}"),
+        by: "default@sha256:0".into(),
+        resource: resource.to_owned().into(),
+        owner: format!("{group}-{n}").into(),
         mode: Mode::Exclusive,
         ttl_ms: Some(5_000),
         wait_ms: Some(60_000),
-        labels: vec![("group".to_owned(), group.to_owned())],
+        labels: vec![("group".into(), group.to_owned().into())],
         http: None,
         seed: n as u32,
         plan: Some(PlanLine {
-            keys: vec![resource.to_owned()],
-            primitive: "lease".to_owned(),
+            keys: vec![resource.to_owned().into()],
+            primitive: "lease".into(),
             mode: Mode::Exclusive,
             ttl_ms: 5_000,
             wait_ms: 60_000,
-            group: String::new(),
+            group: "".into(),
         }),
-        outcome: "granted".to_owned(),
+        outcome: "granted".into(),
         reason: None,
         waited_us: 1_000,
-        lease: Some(LeaseName { key: resource.to_owned(), token: n }),
+        lease: Some(LeaseName { key: resource.to_owned().into(), token: n }),
     }
 }
 
-fn recording(asks: Vec<Ask>, held_ms: u64) -> Recording {
-    let end = |ask: &Ask| {
+fn recording(asks: Vec<Ask<'static>>, held_ms: u64) -> Recording {
+    let end = |ask: &Ask<'static>| {
         let lease = ask.lease.clone().unwrap();
         let at_us = ask.at_us + ask.waited_us + held_ms * 1_000;
-        (lease.clone(), End { at_us, lease, how: "released".to_owned(), held_ms: held_ms as u32 })
+        (lease.clone(), End { at_us, lease, how: "released".into(), held_ms: held_ms as u32 })
     };
     Recording {
         policy: "default".to_owned(),
@@ -51,7 +51,7 @@ fn recording(asks: Vec<Ask>, held_ms: u64) -> Recording {
         asks,
         header: Header { version: 1, at_us: 0, share: 1.0, limits: Limits::default(), masked: Vec::new() },
         dropped: 0,
-        store: Some(StoreTimes { mean_us: 1_000, p50_us: 1_000, p99_us: 2_000 }),
+        store: Vec::new(),
     }
 }
 
@@ -67,7 +67,7 @@ fn compare(recording: &Recording, before: &Generation, after: &Generation) -> Re
     let ran = run(&load, before, &planned, None);
     let other = run(&load, after, &next, Some(&planned));
     let of = |id: &str, plans, run| Replayed { id: id.to_owned(), plans, run };
-    let group = |n: usize| recording.asks[n].labels[0].1.clone();
+    let group = |n: usize| recording.asks[n].labels[0].1.to_string();
     Report::new(&load, &of("a", &planned, &ran), &of("b", &next, &other), group, Vec::new())
 }
 
@@ -75,7 +75,7 @@ fn compare(recording: &Recording, before: &Generation, after: &Generation) -> Re
 fn crowd() -> Recording {
     let large = (0..40).map(|n| ask(n, 0, "orders", "large"));
     let small = (0..10).map(|n| ask(100 + n, 20 + n * 50, "orders", "small"));
-    let mut asks: Vec<Ask> = large.chain(small).collect();
+    let mut asks: Vec<Ask<'static>> = large.chain(small).collect();
     asks.sort_by_key(|ask| ask.at_us);
     recording(asks, 20)
 }
@@ -149,11 +149,11 @@ fn a_shorter_lease_ends_in_use() {
 
 #[test]
 fn an_owner_sends_its_next_request_after_the_end_of_the_one_before() {
-    let owner = |n, at_ms| Ask { owner: "one".to_owned(), ..ask(n, at_ms, "a", "x") };
+    let owner = |n, at_ms| Ask { owner: "one".into(), ..ask(n, at_ms, "a", "x") };
     let blocker = ask(9, 0, "a", "y");
     let recording = recording(vec![blocker, owner(1, 10), owner(2, 500)], 100);
     let load = Load::of(&recording, Arrivals::Closed, None);
-    assert_eq!(load.requests[1].next.map(|(next, _)| next), Some(2));
+    assert_eq!([1, 2].map(|n| load.requests[n].next.map(|(next, _)| next)), [Some(2), Some(1)]);
     let policy = policy("default", json!({}));
     let ran = run(&load, &policy, &Plans::of(&policy, &load), None);
     assert!(ran.done.iter().all(|done| done.outcome == "granted"), "{:?}", ran.done);
@@ -162,7 +162,7 @@ fn an_owner_sends_its_next_request_after_the_end_of_the_one_before() {
 #[test]
 fn a_hold_that_is_not_known_is_that_of_another_lease_of_the_resource() {
     let mut recording = recording(vec![ask(1, 0, "a", "x"), ask(2, 10, "a", "x")], 30);
-    recording.ends.remove(&LeaseName { key: "a".to_owned(), token: 2 });
+    recording.ends.remove(&LeaseName { key: "a".into(), token: 2 });
     let load = Load::of(&recording, Arrivals::Open, None);
     let ((known, guess), (other, is_guess)) = (load.hold(0), load.hold(1));
     assert_eq!((known, guess, is_guess), (other, false, true));
@@ -172,7 +172,7 @@ fn a_hold_that_is_not_known_is_that_of_another_lease_of_the_resource() {
 #[test]
 fn the_page_has_the_waits_of_each_group_and_no_markup_of_clients() {
     let mut recording = crowd();
-    recording.asks.iter_mut().for_each(|ask| ask.labels[0].1 = format!("<b>{}", ask.labels[0].1));
+    recording.asks.iter_mut().for_each(|ask| ask.labels[0].1 = format!("<b>{}", ask.labels[0].1).into());
     let policy = policy("default", json!({}));
     let page = page(&compare(&recording, &policy, &policy));
     assert!(page.contains("&lt;b&gt;small") && !page.contains("<b>"), "{page}");

@@ -20,13 +20,19 @@ use crate::policy::{self, Backoff, Generation, GroupView, Hook, Plan, QueueView,
 const BEGINS_US: u64 = 1_000_000;
 /// By how much the store's clock is ahead, in microseconds.
 const AHEAD_US: u64 = 1_700_000_000_000_000;
+/// How long a hook takes: mostly the way to another thread and back, in microseconds. Meanwhile the table goes on.
+const HOOK_US: u64 = 50;
+/// How long a client pauses at least between two requests, in microseconds.
+const LEAST_PAUSE_US: u64 = 100;
+/// How many times as many requests are sent as were recorded, at most.
+const REPEATS: usize = 20;
 /// The most renewals of a lease that are simulated one by one.
 const RENEWALS: u64 = 1_000;
 
 /// What became of the requests.
 #[derive(Debug)]
 pub struct Run {
-    /// One for each request, in their order.
+    /// One for each request that was sent, in the order in which they arrived.
     pub done: Vec<Done>,
     /// How many calls of hooks failed, by hook and kind. The plans are counted in [`Plans::faults`].
     pub faults: BTreeMap<(&'static str, &'static str), u64>,
@@ -43,6 +49,8 @@ pub struct Run {
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
+    /// The place of the request in the load.
+    pub n: usize,
     /// `granted`, `contended`, `gave_up`, `refused`, `policy_fault`, `left`, `done` or `too_many_waiters`.
     pub outcome: &'static str,
     /// The time from the arrival to the answer, in microseconds.
@@ -62,8 +70,9 @@ pub fn run(load: &Load, generation: &Generation, plans: &Plans, beside: Option<&
         records: HashMap::new(),
         due: BTreeMap::new(),
         serial: 0,
-        done: vec![None; load.requests.len()],
-        arrived: vec![0; load.requests.len()],
+        of: Vec::new(),
+        done: Vec::new(),
+        arrived: Vec::new(),
         holders: HashMap::new(),
         leases: HashMap::new(),
         run: Run {
@@ -76,8 +85,9 @@ pub fn run(load: &Load, generation: &Generation, plans: &Plans, beside: Option<&
         },
     };
     world.run_all();
-    let never = Done { outcome: "left", waited_us: 0 };
-    Run { done: world.done.into_iter().map(|done| done.unwrap_or(never)).collect(), ..world.run }
+    let World { of, done, run, .. } = world;
+    let overlaps = run.overlaps.between(|sent| of[sent]);
+    Run { done: done.into_iter().flatten().collect(), overlaps, ..run }
 }
 
 /// Something that happens later.
@@ -85,16 +95,19 @@ enum Due {
     Arrive(usize),
     /// The client of a request leaves, if it has no answer.
     Leave(usize),
-    /// The store decides.
+    /// The store decides, and its answer takes some more time.
     Decide {
         ticket: SubmissionId,
         ops: Vec<Op>,
         asked_at: Instant,
+        then_us: u64,
     },
     Answer {
         ticket: SubmissionId,
         answered: Answered,
     },
+    /// A hook has answered.
+    Tell(Event),
     Renew {
         n: usize,
         until: Instant,
@@ -126,6 +139,8 @@ struct World<'a> {
     records: HashMap<Key, Record>,
     due: BTreeMap<(Instant, u64), Due>,
     serial: u64,
+    /// Of each request that was sent, which one of the load it is. With closed arrivals, a request may be sent again.
+    of: Vec<usize>,
     done: Vec<Option<Done>>,
     arrived: Vec<u64>,
     holders: HashMap<usize, Holder>,
@@ -156,6 +171,10 @@ impl World<'_> {
         }
     }
 
+    fn plan(&self, n: usize) -> Option<&Arc<Plan>> {
+        self.plans.all[self.of[n]].plan()
+    }
+
     fn later(&mut self, at: Instant, due: Due) {
         self.serial += 1;
         self.due.insert((at, self.serial), due);
@@ -175,15 +194,15 @@ impl World<'_> {
                     self.end(n, "left");
                 }
             }
-            Due::Decide { ticket, ops, asked_at } => {
+            Due::Decide { ticket, ops, asked_at, then_us } => {
                 let outcomes = self.decide(&ops);
                 let answered = Answered { outcomes, asked_at, now: self.server_now() };
-                let at = self.now.plus_us(self.load.store_us - self.load.store_us / 2);
-                self.later(at, Due::Answer { ticket, answered });
+                self.later(self.now.plus_us(then_us), Due::Answer { ticket, answered });
             }
             Due::Answer { ticket, answered } => {
                 self.tell(Event::Completed { ticket, result: Ok(answered) });
             }
+            Due::Tell(event) => self.tell(event),
             Due::Renew { n, until } => self.renew(n, until),
             Due::Release(n) => self.release(n),
             Due::Expire(n) => {
@@ -194,14 +213,18 @@ impl World<'_> {
         }
     }
 
-    fn arrive(&mut self, n: usize) {
-        self.arrived[n] = self.now.0;
-        let plan = match &self.plans.all[n] {
+    /// The request `of` of the load is sent.
+    fn arrive(&mut self, of: usize) {
+        let n = self.of.len();
+        self.of.push(of);
+        self.arrived.push(self.now.0);
+        self.done.push(None);
+        let plan = match &self.plans.all[of] {
             Planned::Plan(plan) => plan.clone(),
             Planned::Refused(_) => return self.end(n, "refused"),
             Planned::Fault => return self.end(n, "policy_fault"),
         };
-        if let Some(us) = self.load.requests[n].leaves_us {
+        if let Some(us) = self.load.requests[of].leaves_us {
             self.later(self.now.plus_us(us), Due::Leave(n));
         }
         let waiter = self.waiter(n, &plan);
@@ -209,7 +232,7 @@ impl World<'_> {
     }
 
     fn waiter(&self, n: usize, plan: &Plan) -> Waiter {
-        let request = &self.load.requests[n].request;
+        let request = &self.load.requests[self.of[n]].request;
         let number = n as u64 + 1;
         let global = GlobalTicket { number, rank: plan.rank, joined: None, returns: false };
         let claim = Claim {
@@ -248,7 +271,7 @@ impl World<'_> {
     /// The request has its answer, or its client has left.
     fn end(&mut self, n: usize, outcome: &'static str) {
         let waited_us = self.now.0 - self.arrived[n];
-        self.done[n] = Some(Done { outcome, waited_us });
+        self.done[n] = Some(Done { n: self.of[n], outcome, waited_us });
         if outcome != "granted" {
             self.go_on(n);
         }
@@ -256,8 +279,13 @@ impl World<'_> {
 
     /// The owner of a request that is over sends its next one.
     fn go_on(&mut self, n: usize) {
-        if let Some((next, pause_us)) = self.load.requests[n].next {
-            self.later(self.now.plus_us(pause_us), Due::Arrive(next));
+        let Some((next, pause_us)) = self.load.requests[self.of[n]].next else { return };
+        // A client that is refused at once does not ask again at once.
+        let at = self.now.plus_us(pause_us.max(LEAST_PAUSE_US));
+        let is_over =
+            at.0 > BEGINS_US + self.load.span_us || self.of.len() > self.load.requests.len() * REPEATS;
+        if !is_over {
+            self.later(at, Due::Arrive(next));
         }
     }
 
@@ -265,16 +293,20 @@ impl World<'_> {
         while let Some(action) = self.table.poll_action() {
             match action {
                 Action::Submit { ticket, ops } => {
-                    let at = self.now.plus_us(self.load.store_us / 2);
-                    self.later(at, Due::Decide { ticket, ops, asked_at: self.now });
+                    let takes_us = self.load.store.takes_us(self.now.0 - BEGINS_US, ticket.0);
+                    let at = self.now.plus_us(takes_us / 2);
+                    self.later(at, Due::Decide { ticket, ops, asked_at: self.now, then_us: takes_us / 2 });
                 }
                 Action::Choose { key, choice, candidates, groups } => {
                     let waiter = self.choose(&key, choice, &candidates, groups);
-                    self.table.handle_event(Event::Chosen { key, choice, waiter }, self.now);
+                    self.later(self.now.plus_us(HOOK_US), Due::Tell(Event::Chosen { key, choice, waiter }));
                 }
                 Action::Backoff { waiter, key, contention } => {
                     let decision = self.back_off(waiter, &key, contention);
-                    self.table.handle_event(Event::Backoff { waiter, key, decision }, self.now);
+                    self.later(
+                        self.now.plus_us(HOOK_US),
+                        Due::Tell(Event::Backoff { waiter, key, decision }),
+                    );
                 }
                 Action::Finish { waiter, verdict } => self.finish((waiter.0 - 1) as usize, verdict),
                 Action::NotifyPeer { key, next_waiter } => {
@@ -330,12 +362,12 @@ impl World<'_> {
     ) -> Option<WaiterId> {
         let view = |candidate: &Candidate| {
             let n = (candidate.waiter.0 - 1) as usize;
-            let plan = self.plans.all[n].plan()?;
+            let plan = self.plan(n)?;
             Some(WaiterView {
                 rank: plan.rank,
                 group: plan.group.clone(),
                 weight: plan.weight,
-                owner: self.load.requests[n].request.owner.as_str().into(),
+                owner: self.load.requests[self.of[n]].request.owner.as_str().into(),
                 mode: plan.mode,
                 waited_ms: candidate.waited_ms,
                 labels: plan.labels.clone().into(),
@@ -361,7 +393,7 @@ impl World<'_> {
         self.serial += 1;
         let seed = seed(self.serial);
         let built_in = built_in_backoff(contention.attempt, seed);
-        let plan = self.plans.all[(waiter.0 - 1) as usize].plan();
+        let plan = self.plan((waiter.0 - 1) as usize);
         let view = policy::Contention {
             key: key.clone(),
             attempt: contention.attempt,
@@ -403,9 +435,9 @@ impl World<'_> {
             }
         };
         self.end(n, "granted");
-        let (hold, is_guess) = self.load.hold(n);
+        let (hold, is_guess) = self.load.hold(self.of[n]);
         self.run.guessed += u64::from(is_guess);
-        let ttl_ms = self.plans.all[n].plan().map_or(0, |plan| plan.ttl_ms);
+        let ttl_ms = self.plan(n).map_or(0, |plan| plan.ttl_ms);
         let until = asked_at.plus_us(grant.left_us);
         let (token, is_released) = (grant.tokens[0], hold.is_released);
         let holder = Holder { nonce: grant.nonce, keys, token, ttl_ms, until, is_released };
@@ -413,8 +445,10 @@ impl World<'_> {
         self.holders.insert(n, holder);
         self.leases.entry(grant.nonce).or_default().push(n);
         if let Some(beside) = self.beside {
-            let excluding = |m: &usize| excludes(self.load, beside, n, *m);
-            self.run.overlaps.begin(n, beside, excluding);
+            let excluding = |m: &usize| excludes(self.load, beside, self.of[n], self.of[*m]);
+            if let Some(plan) = beside.all[self.of[n]].plan() {
+                self.run.overlaps.begin(n, plan, excluding);
+            }
         }
         let until = self.now.plus_us(hold.us);
         if hold.renews || hold.us > 0 && !hold.is_released {
@@ -456,7 +490,7 @@ impl World<'_> {
             others.retain(|other| *other != n);
         }
         self.stops(n);
-        let is_once = self.plans.all[n].plan().is_some_and(|plan| plan.keep_ms.is_some());
+        let is_once = self.plan(n).is_some_and(|plan| plan.keep_ms.is_some());
         let outcome = is_once.then(|| Left { value: "null".into(), origin: Origin::Api });
         let lease = LeaseRef { keys, nonce, token: Some(token), principal: None };
         let release = Release { lease, attempt: (1 << 40) + n as u64, outcome };
@@ -473,8 +507,8 @@ impl World<'_> {
 
     /// The holder no longer uses its lease.
     fn stops(&mut self, n: usize) {
-        if let Some(beside) = self.beside {
-            self.run.overlaps.end(n, beside);
+        if let Some(plan) = self.beside.and_then(|beside| beside.all[self.of[n]].plan()) {
+            self.run.overlaps.end(n, plan);
         }
         self.go_on(n);
     }

@@ -21,7 +21,7 @@ pub struct ReplayArgs {
     /// The candidate: a file, or builtin:NAME
     #[arg(value_name = "FILE")]
     candidate: String,
-    /// The folder that a proxy with [recording] has written
+    /// The folder of the recording, which is recording.dir of the proxy
     #[arg(long, value_name = "DIR")]
     recording: PathBuf,
     /// The policy whose requests are replayed [default: the only one of the recording]
@@ -39,7 +39,7 @@ pub struct ReplayArgs {
     /// When requests arrive: open, as they were recorded; closed, each owner's next request as long after its last as it was
     #[arg(long, value_name = "HOW", value_parser = arrivals, default_value = "open")]
     arrivals: Arrivals,
-    /// How long the store takes, e.g. 2ms [default: the recorded mean]
+    /// How long the store takes, e.g. 2ms [default: as the recorded store did]
     #[arg(long, value_name = "TIME", value_parser = args::duration_ms)]
     store: Option<u32>,
     /// What the waits are grouped by: group, the group of the recorded plan; owner; resource; or label:NAME
@@ -145,12 +145,12 @@ fn recorded(policy: &RecordedPolicy) -> Result<tools::Candidate, Failure> {
 fn group_of(recording: &Recording, by: &By, n: usize) -> String {
     let ask = &recording.asks[n];
     match by {
-        By::Group => ask.plan.as_ref().map(|plan| plan.group.clone()).unwrap_or_default(),
-        By::Owner => ask.owner.clone(),
-        By::Resource => ask.resource.clone(),
+        By::Group => ask.plan.as_ref().map(|plan| plan.group.to_string()).unwrap_or_default(),
+        By::Owner => ask.owner.to_string(),
+        By::Resource => ask.resource.to_string(),
         By::Label(wanted) => {
             let label = ask.labels.iter().find(|(name, _)| name == wanted);
-            label.map(|(_, value)| value.clone()).unwrap_or_default()
+            label.map(|(_, value)| value.to_string()).unwrap_or_default()
         }
     }
 }
@@ -182,7 +182,7 @@ fn notes(recording: &Recording, args: &ReplayArgs) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if recording.store.is_none() && args.store.is_none() {
+    if recording.store.is_empty() && args.store.is_none() {
         notes.push("the recording does not say how long the store took: 1 ms is assumed".to_owned());
     }
     notes

@@ -1,6 +1,8 @@
 //! The parts of `policy` that need no proxy. Only this file calls the policy tools.
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::{Map, Value};
 
@@ -119,8 +121,8 @@ pub struct Replay<'a> {
 pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
     let Replay { recording, before, after, arrivals, store_us, notes } = replay;
     // A policy that fails often is asked again and again: each request counts.
-    let engine = EngineLimits { faults_to_suspend: u32::MAX, ..EngineLimits::default() };
-    let engine = alone(&engine)?;
+    let limits = EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() };
+    let engine = Engine::new(&limits, Compiler::Child(Metrics::default())).map_err(other)?;
     let load = Load::of(recording, arrivals, store_us);
     let loaded = |candidate: &Candidate| {
         let Candidate { name, component, settings } = candidate;
@@ -128,12 +130,23 @@ pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Rep
             .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
     };
     let (before, after) = (loaded(&before)?, loaded(&after)?);
-    let (planned, next) = (Plans::of(&before, &load), Plans::of(&after, &load));
-    let ran = replay::run(&load, &before, &planned, None);
-    let other = replay::run(&load, &after, &next, Some(&planned));
+    let (planned, next) = both(|| Plans::of(&before, &load), || Plans::of(&after, &load));
+    let (ran, next_ran) = both(
+        || replay::run(&load, &before, &planned, None),
+        || replay::run(&load, &after, &next, Some(&planned)),
+    );
     let before = Replayed { id: before.id().to_string(), plans: &planned, run: &ran };
-    let after = Replayed { id: after.id().to_string(), plans: &next, run: &other };
+    let after = Replayed { id: after.id().to_string(), plans: &next, run: &next_ran };
     Ok(Report::new(&load, &before, &after, group, notes))
+}
+
+/// Does both at the same time.
+fn both<A: Send, B: Send>(one: impl FnOnce() -> A + Send, two: impl FnOnce() -> B) -> (A, B) {
+    thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let two = two();
+        (one.join().unwrap_or_else(|panic| resume_unwind(panic)), two)
+    })
 }
 
 /// The component of a file, or of `builtin:` and a name; and what it is called.
