@@ -223,7 +223,7 @@ impl App {
         let _ = tokio::time::timeout(LAST_WORDS, join_all(operators)).await;
         fleet.leave().await;
         stores.close().await;
-        let _ = tokio::task::spawn_blocking(move || recorder.close()).await;
+        recorder.close().await;
         tracing::info!("stopped");
         Ok(())
     }

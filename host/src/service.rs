@@ -17,7 +17,7 @@
 //! | `inspect` | inspecting the locks: `list`, `show`, `watch` |
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
-//! | `in_flight`, `history` | parts of the loop: claims in flight, the last decisions about each key |
+//! | `in_flight`, `history`, `recorded` | parts of the loop: claims in flight, the last decisions about each key, leases of recorded requests |
 //! | `rollout` | replacing a policy while locks are held; `survey`, `found`: the leases in the store; `named`: whether all have their keys |
 //! | `shadow`, `swap` | leases that hold the keys of an earlier policy, and the step in which the next one goes live |
 //! | `tag` | the part of a request that is stored with its lease |
@@ -56,6 +56,7 @@ mod once;
 mod peers;
 mod planning;
 mod principal;
+mod recorded;
 mod request;
 mod resume;
 mod rollout;

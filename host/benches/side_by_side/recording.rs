@@ -119,6 +119,7 @@ fn write(dir: &Path, requests: u64) -> Result<()> {
         };
         line(&Line::Ask(Box::new(Ask {
             at_us,
+            call: "acquire".into(),
             by: (&id).into(),
             resource: resource.into(),
             owner: format!("worker-{}", n % 200).into(),
@@ -135,7 +136,7 @@ fn write(dir: &Path, requests: u64) -> Result<()> {
             lease: Some(lease.clone()),
         })))?;
         let (at_us, how) = (at_us + waited_us + held_us, "released".into());
-        line(&Line::End(End { at_us, lease, how, held_ms: 21 }))?;
+        line(&Line::End(End { at_us, lease, how, held_us: 20_000 }))?;
     }
     Ok(file.flush()?)
 }

@@ -68,7 +68,7 @@ pub enum PolicyCommand {
     ///
     /// Example: lockkeeper policy replay fair.wasm --recording recordings --by label:tenant
     ///
-    /// Example: lockkeeper policy replay fair.wasm --recording recordings --fail-on lost-exclusion,fault,p99>1.2x
+    /// Example: lockkeeper policy replay fair.wasm --recording recordings --fail-on lost-exclusion,fault,p99:1.2x
     Replay(Box<replay::ReplayArgs>),
     /// Make a component the live generation of a policy
     ///

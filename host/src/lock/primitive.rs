@@ -33,6 +33,23 @@ pub enum Call {
     Guard,
 }
 
+impl Call {
+    /// The name in recordings.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Call::Acquire => "acquire",
+            Call::Once => "once",
+            Call::Version => "version",
+            Call::Guard => "guard",
+        }
+    }
+
+    /// The call with this name.
+    pub fn named(name: &str) -> Option<Call> {
+        [Call::Acquire, Call::Once, Call::Version, Call::Guard].into_iter().find(|call| call.as_str() == name)
+    }
+}
+
 /// The modes of a primitive's locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modes {

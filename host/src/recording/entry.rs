@@ -1,12 +1,14 @@
 //! What the proxy hands to the writer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::line::StoreTimes;
-use crate::lock::{Key, Mode, Primitive, Token};
+use crate::lock::{Call, Key, Mode, Primitive, Token};
 use crate::policy::{Generation, Plan, PlanRequest};
 
+/// How many lines may wait for the writer.
+pub const WAITING: usize = 16_384;
 /// The buckets of the store's times: each is longer by this factor than the one before.
 const FACTOR: f64 = 1.1;
 /// How many there are; the last one has all times over 20 s.
@@ -16,14 +18,15 @@ const BUCKETS: usize = 178;
 #[derive(Default)]
 pub struct Counts {
     pub dropped: AtomicU64,
+    /// The recording is to end.
+    pub is_over: AtomicBool,
     pub times: Times,
 }
 
 /// What becomes a line.
 pub enum Entry {
     Asked(Box<Asked>),
-    Ended { at_us: u64, key: Key, token: Token, how: &'static str, held_ms: u32 },
-    Close,
+    Ended { at_us: u64, key: Key, token: Token, how: &'static str, held_us: u64 },
 }
 
 /// The parts of a plan that are recorded.
@@ -48,6 +51,7 @@ impl Kept {
 /// A request with its answer.
 pub struct Asked {
     pub at_us: u64,
+    pub call: Call,
     pub request: PlanRequest,
     pub generation: Arc<Generation>,
     pub plan: Option<Kept>,

@@ -52,7 +52,7 @@ pub struct Header {
 pub struct PolicyLine {
     /// The name in config.toml.
     pub name: String,
-    /// `name@sha256:` and 12 digits.
+    /// Names the policy, its component and its settings: see [`Generation::rules`](crate::policy::Generation::rules).
     pub id: String,
     /// The settings.
     pub settings: Map<String, Value>,
@@ -65,6 +65,8 @@ pub struct PolicyLine {
 pub struct Ask<'a> {
     /// When the proxy began to plan the request.
     pub at_us: u64,
+    /// What the client called: see [`Call::as_str`](crate::lock::Call::as_str).
+    pub call: Cow<'a, str>,
     /// The [`PolicyLine::id`] of the generation that planned the request.
     pub by: Cow<'a, str>,
     /// The resource.
@@ -155,14 +157,15 @@ pub struct LeaseName<'a> {
 /// A lease that has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct End<'a> {
-    /// When its client released it, or when the proxy learned of its end.
+    /// When the proxy learned of its end.
     pub at_us: u64,
     /// The lease.
     pub lease: LeaseName<'a>,
     /// `released`, `expired` or `lost`.
     pub how: Cow<'a, str>,
-    /// How long the proxy knew of the lease, in milliseconds.
-    pub held_ms: u32,
+    /// The time from the grant to the client's release, or to the moment at which the proxy learned of the end, in
+    /// microseconds.
+    pub held_us: u64,
 }
 
 /// How long the store took in some time.
@@ -233,6 +236,7 @@ mod tests {
     fn a_line_is_read_as_it_was_written() {
         let ask = Ask {
             at_us: 7,
+            call: "acquire".into(),
             by: "p@sha256:0".into(),
             resource: "a/b".into(),
             owner: "o".into(),
@@ -251,7 +255,7 @@ mod tests {
         let text = serde_json::to_string(&Line::Ask(Box::new(ask))).unwrap();
         assert_eq!(
             text,
-            r#"{"ask":{"at_us":7,"by":"p@sha256:0","resource":"a/b","owner":"o","mode":"permits:2/0","ttl_ms":5,"labels":[["tenant","x"]],"seed":3,"outcome":"refused","reason":"no","waited_us":12}}"#
+            r#"{"ask":{"at_us":7,"call":"acquire","by":"p@sha256:0","resource":"a/b","owner":"o","mode":"permits:2/0","ttl_ms":5,"labels":[["tenant","x"]],"seed":3,"outcome":"refused","reason":"no","waited_us":12}}"#
         );
         let Line::Ask(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert_eq!(serde_json::to_string(&Line::Ask(read)).unwrap(), text);

@@ -77,8 +77,13 @@ impl Mask {
         labels.iter().map(|(name, value)| (name.into(), self.label(name, value))).collect()
     }
 
-    /// The value of a label. The group of a plan is the value of `group`.
-    pub fn label<'a>(&self, name: &str, value: &'a str) -> Cow<'a, str> {
+    /// The group of a plan, which is often the value of a label.
+    pub fn group<'a>(&self, group: &'a str, labels: &[(String, String)]) -> Cow<'a, str> {
+        let is_shown = |(name, value): &(String, String)| value == group && self.labels.contains(name);
+        if group.is_empty() || labels.iter().any(is_shown) { group.into() } else { self.word(group) }
+    }
+
+    fn label<'a>(&self, name: &str, value: &'a str) -> Cow<'a, str> {
         let is_shown = value.is_empty() || self.labels.iter().any(|shown| shown == name);
         if is_shown { value.into() } else { self.word(value) }
     }
@@ -131,9 +136,16 @@ mod tests {
     #[test]
     fn listed_labels_keep_their_values() {
         let labels = [("group".to_owned(), "blue".to_owned()), ("tenant".to_owned(), "acme".to_owned())];
-        let masked = mask(Masking::Segments, 1).labels(&labels);
+        let masked = mask(Masking::Segments, 1);
+        let masked = masked.labels(&labels);
         assert_eq!(masked[0], ("group".into(), "blue".into()));
         assert_ne!(masked[1].1, "acme");
-        assert_eq!(mask(Masking::Plain, 1).labels(&labels)[1], ("tenant".into(), "acme".into()));
+        let (plain, mask) = (mask(Masking::Plain, 1), mask(Masking::Segments, 1));
+        assert_eq!(
+            (mask.group("blue", &labels), mask.group("acme", &labels)),
+            ("blue".into(), mask.word("acme"))
+        );
+        let plain = plain.labels(&labels);
+        assert_eq!(plain[1], ("tenant".into(), "acme".into()));
     }
 }

@@ -1,6 +1,6 @@
 //! A recording, read again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::writer;
 pub struct Recording {
     /// The name of the policy.
     pub policy: String,
-    /// The generations that planned requests, in the order in which they are mentioned.
+    /// The generations that planned requests. The last one planned the last request.
     pub generations: Vec<RecordedPolicy>,
     /// The requests in the order in which they arrived.
     pub asks: Vec<Ask<'static>>,
@@ -23,6 +23,8 @@ pub struct Recording {
     pub ends: HashMap<LeaseName<'static>, End<'static>>,
     /// The last header.
     pub header: Header,
+    /// How many times a proxy has begun to record.
+    pub starts: usize,
     /// How many lines are missing.
     pub dropped: u64,
     /// How long the store took, in the order of time.
@@ -32,7 +34,7 @@ pub struct Recording {
 /// A generation of the policy.
 #[derive(Debug)]
 pub struct RecordedPolicy {
-    /// `name@sha256:` and 12 digits.
+    /// See [`PolicyLine::id`].
     pub id: String,
     /// The settings.
     pub settings: Map<String, Value>,
@@ -51,8 +53,8 @@ pub enum ReadError {
         /// The cause.
         source: io::Error,
     },
-    /// The folder has no recording.
-    #[error("{path} has no file recording-*.jsonl")]
+    /// The folder has no recorded request.
+    #[error("{path} has no file recording-*.jsonl with a request")]
     Empty {
         /// The folder.
         path: PathBuf,
@@ -96,14 +98,14 @@ pub fn read(dir: &Path, policy: Option<&str>) -> Result<Recording, ReadError> {
     let mut all = All::default();
     for path in &files {
         let mut lines = BufReader::new(File::open(path).map_err(fail(path))?);
-        let (mut text, mut line) = (String::new(), 0);
-        while lines.read_line(&mut text).map_err(fail(path))? > 0 {
+        let (mut text, mut line) = (Vec::new(), 0);
+        while lines.read_until(b'\n', &mut text).map_err(fail(path))? > 0 {
             line += 1;
             let wrong = |why: String| ReadError::Line { path: path.clone(), line, why };
-            match serde_json::from_str(&text) {
+            match serde_json::from_slice(&text) {
                 Ok(parsed) => all.line(parsed, line).map_err(wrong)?,
                 // The proxy was killed while it wrote.
-                Err(_) if !text.ends_with('\n') => {}
+                Err(_) if !text.ends_with(b"\n") => {}
                 Err(error) => return Err(wrong(format!("is no line of a recording: {error}"))),
             }
             text.clear();
@@ -112,6 +114,7 @@ pub fn read(dir: &Path, policy: Option<&str>) -> Result<Recording, ReadError> {
     let Some(header) = all.header else { return Err(ReadError::Empty { path: dir.to_owned() }) };
     let known: Vec<String> = all.asks.keys().cloned().collect();
     let policy = match (policy, &known[..]) {
+        (_, []) => return Err(ReadError::Empty { path: dir.to_owned() }),
         (Some(policy), _) => policy.to_owned(),
         (None, [only]) => only.clone(),
         (None, _) => return Err(ReadError::SeveralPolicies { known }),
@@ -126,13 +129,21 @@ pub fn read(dir: &Path, policy: Option<&str>) -> Result<Recording, ReadError> {
     });
     all.times.sort_by_key(|times| times.at_us);
     let store = all.times;
-    let generations = generations.collect();
-    Ok(Recording { policy, generations, asks, ends: all.ends, header, dropped: all.dropped, store })
+    let mut generations: Vec<RecordedPolicy> = generations.collect();
+    // A generation may have come back.
+    let last = asks.last().and_then(|ask| generations.iter().position(|known| known.id == ask.by));
+    if let Some(last) = last {
+        let last = generations.remove(last);
+        generations.push(last);
+    }
+    let (starts, dropped, ends) = (all.starts.len(), all.dropped, all.ends);
+    Ok(Recording { policy, generations, asks, ends, header, starts, dropped, store })
 }
 
 #[derive(Default)]
 struct All {
     header: Option<Header>,
+    starts: BTreeSet<u64>,
     policies: Vec<PolicyLine>,
     /// By policy.
     asks: BTreeMap<String, Vec<Ask<'static>>>,
@@ -150,10 +161,13 @@ impl All {
                     header.version
                 ));
             }
-            Line::Header(header) => self.header = Some(header),
+            Line::Header(header) => {
+                self.starts.insert(header.at_us);
+                self.header = Some(header);
+            }
             _ if number == 1 => return Err("the first line is no header".to_owned()),
             Line::Policy(line) => {
-                if self.policies.iter().all(|known| known.id != line.id || known.settings != line.settings) {
+                if self.policies.iter().all(|known| known.id != line.id) {
                     self.policies.push(line);
                 }
             }

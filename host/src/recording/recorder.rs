@@ -4,18 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use super::entry::{Asked, Counts, Entry, Kept};
+use super::entry::{Asked, Counts, Entry, Kept, WAITING};
 use super::writer;
 use crate::clock;
 use crate::config::{Limits, RecordingConfig};
-use crate::lock::{Key, Token};
+use crate::lock::{Call, Instant, Key, Token};
 use crate::mutex::Mutex;
 use crate::policy::{Generation, Plan, PlanRequest};
 use crate::telemetry::Metrics;
 
-/// How many lines may wait for the writer.
-const WAITING: usize = 16_384;
+/// How long the end of a recording may take.
+const LONGEST_END: Duration = Duration::from_secs(5);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// The recording of a proxy. Cheap to clone; without `[recording]`, it does nothing.
 #[derive(Clone, Default)]
 pub struct Recorder(Option<Arc<Inner>>);
@@ -50,27 +54,32 @@ impl Recorder {
         Ok(Recorder(Some(Arc::new(Inner { below, entries, shared, writer, metrics: metrics.clone() }))))
     }
 
-    /// Writes what is left, and ends the recording.
-    pub fn close(&self) {
+    /// Writes what is left, and ends the recording, unless the disk does not answer.
+    pub async fn close(&self) {
         let Some(inner) = &self.0 else { return };
-        // The writer may have ended after a failure; then nobody receives this.
-        let _ = inner.entries.send(Entry::Close);
-        if let Some(writer) = inner.writer.lock().take() {
-            let _ = writer.join();
+        inner.shared.is_over.store(true, Relaxed);
+        let Some(writer) = inner.writer.lock().take() else { return };
+        let ended = async {
+            while !writer.is_finished() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(LONGEST_END, ended).await.is_err() {
+            tracing::warn!("the end of the recording is not on the disk: the disk does not answer");
         }
     }
 
     /// Begins to record a request, unless there is no recording.
-    pub fn asking(&self) -> Option<Asking> {
+    pub fn asking(&self, call: Call) -> Option<Asking> {
         let inner = self.0.clone()?;
-        Some(Asking { inner, at_us: clock::wall_us(), began: clock::now(), asked: None })
+        Some(Asking { inner, call, at_us: clock::wall_us(), began: clock::now(), asked: None })
     }
 
-    /// A lease that was granted to a recorded request has ended. `at_us`: when its client released it, or when the proxy
-    /// learned of its end.
-    pub fn ended(&self, at_us: u64, key: Key, token: Token, how: &'static str, held_ms: u32) {
+    /// A lease that was granted to a recorded request has ended. `held_us`: from the grant to the client's release, or to the
+    /// moment at which the proxy learned of its end.
+    pub fn ended(&self, (key, token): (Key, Token), how: &'static str, held_us: u64) {
         if let Some(inner) = &self.0 {
-            inner.tell(Entry::Ended { at_us, key, token, how, held_ms });
+            inner.tell(Entry::Ended { at_us: clock::wall_us(), key, token, how, held_us });
         }
     }
 
@@ -90,7 +99,7 @@ impl Inner {
     fn tell(&self, entry: Entry) {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.entries.try_send(entry) {
             self.shared.dropped.fetch_add(1, Relaxed);
-            self.metrics.recording.dropped();
+            self.metrics.recording.dropped(1);
         }
     }
 }
@@ -108,8 +117,9 @@ fn hash(text: &str) -> u64 {
 /// A request that is under way. When it is dropped without an answer, its client has left.
 pub struct Asking {
     inner: Arc<Inner>,
+    call: Call,
     at_us: u64,
-    began: crate::lock::Instant,
+    began: Instant,
     asked: Option<Box<Asked>>,
 }
 
@@ -129,6 +139,7 @@ impl Asking {
             };
             Box::new(Asked {
                 at_us: self.at_us,
+                call: self.call,
                 request,
                 generation: generation.clone(),
                 plan,

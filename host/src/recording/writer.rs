@@ -3,32 +3,32 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::entry::{Asked, Counts, Entry};
+use super::entry::{Asked, Counts, Entry, WAITING};
 use super::line::{Ask, End, Header, LeaseName, Line, PlanLine, PolicyLine, VERSION};
 use super::mask::Mask;
 use crate::clock;
 use crate::config::{Limits, RecordingConfig};
-use crate::lock::{Key, Token};
+use crate::lock::{Instant, Key, Token};
 use crate::policy::Generation;
 use crate::random;
 use crate::telemetry::{Metrics, Subject};
 
-/// How often the writer writes what it has, and the times of the store, in microseconds.
+/// How often the writer writes what it has, and the times of the store, in microseconds. After a failure it pauses for as long.
 const FLUSH_US: u64 = 1_000_000;
 /// How often the writer looks for lines. The places for lines suffice for 800,000 in a second.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How many bytes are written at once.
 const BUFFER: usize = 256 * 1024;
 
-/// Makes the folder and the first file, and starts the thread.
+/// Makes the folder, and starts the thread. The first line makes the first file.
 pub fn start(
     dir: &Path,
     config: &RecordingConfig,
@@ -38,6 +38,9 @@ pub fn start(
     metrics: &Metrics,
 ) -> io::Result<JoinHandle<()>> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    if fs::metadata(dir)?.mode() & 0o022 != 0 {
+        return Err(io::Error::other("other users can write to the folder"));
+    }
     let mut key = [0; 32];
     key.iter_mut().for_each(|byte| *byte = random::number::<u8>());
     let mask = Mask::new(config, &key);
@@ -48,7 +51,7 @@ pub fn start(
         limits: limits.clone(),
         masked: mask.masked(),
     };
-    let mut writer = Writer {
+    let writer = Writer {
         dir: dir.to_owned(),
         max_bytes: config.file_bytes,
         keep: config.files as usize,
@@ -60,9 +63,9 @@ pub fn start(
         text: Vec::new(),
         counts,
         metrics: metrics.clone(),
+        paused_until: Instant::default(),
         is_failing: false,
     };
-    writer.next_file()?;
     thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&entries))
 }
 
@@ -76,57 +79,71 @@ struct Writer {
     /// Of the file, counted from the start of the proxy.
     number: u32,
     /// The generations that the file has.
-    known: BTreeSet<Arc<str>>,
+    known: BTreeSet<String>,
     /// The text of the last line.
     text: Vec<u8>,
     counts: Arc<Counts>,
     metrics: Metrics,
-    /// The last line could not be written, which was reported.
+    paused_until: Instant,
+    /// The last flush failed, which was reported.
     is_failing: bool,
 }
 
 struct Open {
     file: BufWriter<File>,
     bytes: u64,
+    /// How many bytes are in the file for certain.
+    flushed: u64,
+    /// How many lines are not.
+    lines: u64,
 }
 
 impl Writer {
     fn run(mut self, entries: &Receiver<Entry>) {
-        let (mut flushed, mut is_over) = (clock::now(), false);
-        while !is_over {
+        let mut flushed = clock::now();
+        loop {
             // A thread that waits for each line would have to be woken for each line.
             thread::sleep(PAUSE);
-            let mut written = Ok(());
-            loop {
-                let entry = match entries.try_recv() {
-                    Ok(entry) => entry,
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => {
-                        is_over = true;
-                        break;
-                    }
-                };
-                is_over |= matches!(entry, Entry::Close);
-                let done = self.entry(&entry);
-                written = self.noted(done).and(written);
+            let is_over = self.counts.is_over.load(Relaxed);
+            // No more at a time than there are places, so that flushes are never late.
+            for entry in entries.try_iter().take(WAITING) {
+                if clock::now() < self.paused_until {
+                    self.dropped(1);
+                } else if let Err(error) = self.entry(&entry) {
+                    self.failed(&error);
+                }
             }
-            if is_over || clock::now().us_since(flushed) >= FLUSH_US {
-                flushed = clock::now();
-                let done = self.times().and_then(|()| self.flush());
-                written = self.noted(done).and(written);
+            let now = clock::now();
+            if is_over || now.us_since(flushed) >= FLUSH_US {
+                flushed = now;
+                match self.times().and_then(|()| self.flush()) {
+                    Ok(()) => self.report(None),
+                    Err(error) => self.failed(&error),
+                }
             }
-            self.report(written.err().as_ref());
+            if is_over {
+                return;
+            }
         }
     }
 
-    /// Counts a line that could not be written, and begins a new file for the next one.
-    fn noted(&mut self, written: io::Result<()>) -> io::Result<()> {
-        if written.is_err() {
-            self.file = None;
-            self.counts.dropped.fetch_add(1, Relaxed);
-            self.metrics.recording.dropped();
+    fn dropped(&self, lines: u64) {
+        self.counts.dropped.fetch_add(lines, Relaxed);
+        self.metrics.recording.dropped(lines);
+    }
+
+    /// Gives up what is not in the file for certain, and goes on after a pause.
+    fn failed(&mut self, error: &io::Error) {
+        self.paused_until = clock::now().plus_us(FLUSH_US);
+        self.report(Some(error));
+        self.known.clear();
+        let Some(Open { file, flushed, lines, .. }) = self.file.take() else { return self.dropped(1) };
+        self.dropped(lines + 1);
+        let (file, _lost) = file.into_parts();
+        if file.set_len(flushed).is_ok() {
+            let file = BufWriter::with_capacity(BUFFER, file);
+            self.file = Some(Open { file, bytes: flushed, flushed, lines: 0 });
         }
-        written
     }
 
     /// Reports a failure once, and that there is none any more.
@@ -134,93 +151,102 @@ impl Writer {
         if let Some(error) = error.filter(|_| !self.is_failing) {
             tracing::error!(dir = %self.dir.display(), %error, "the recording cannot be written");
         }
-        if error.is_some() != self.is_failing {
-            self.is_failing = error.is_some();
-            let trouble =
-                self.is_failing.then(|| "the recording cannot be written; the log says why".to_owned());
+        // Without a file, nothing shows that it can be written again.
+        if error.is_some() || self.file.is_some() {
+            let trouble = error.map(|_| "the recording cannot be written; the log says why".to_owned());
+            self.is_failing = trouble.is_some();
             self.metrics.troubles.note(Subject::Recording, trouble);
         }
     }
 
     fn entry(&mut self, entry: &Entry) -> io::Result<()> {
+        if self.file.as_ref().is_none_or(|open| open.bytes >= self.max_bytes) {
+            self.next_file()?;
+        }
         match entry {
             Entry::Asked(asked) => {
                 self.policy(&asked.generation)?;
                 self.write(|mask| Line::Ask(Box::new(ask(mask, asked))))
             }
-            Entry::Ended { at_us, key, token, how, held_ms } => self.write(|mask| {
+            Entry::Ended { at_us, key, token, how, held_us } => self.write(|mask| {
                 let (lease, how) = (lease(mask, key, *token), (*how).into());
-                Line::End(End { at_us: *at_us, lease, how, held_ms: *held_ms })
+                Line::End(End { at_us: *at_us, lease, how, held_us: *held_us })
             }),
-            Entry::Close => Ok(()),
         }
     }
 
     /// Writes which generation has planned the next request, if the file does not have it.
-    fn policy(&mut self, generation: &Arc<Generation>) -> io::Result<()> {
-        if self.known.contains(generation.id()) && self.file.is_some() {
+    fn policy(&mut self, generation: &Generation) -> io::Result<()> {
+        if self.known.contains(generation.rules()) {
             return Ok(());
         }
-        let component = format!("{}.wasm", generation.digest().short().replace(':', "-"));
+        let (component, bytes) = (format!("{}.wasm", generation.digest().short()), generation.component());
         let path = self.dir.join(&component);
-        if !path.exists() {
+        if fs::metadata(&path).map_or(0, |file| file.len()) != bytes.len() as u64 {
             // Whole or not at all.
-            let part = path.with_extension("part");
-            private(&part)?.write_all(&generation.component())?;
+            let part = path.with_extension(format!("{}.part", self.header.at_us));
+            let mut file = private(&part)?;
+            file.write_all(&bytes)?;
+            file.sync_data()?;
             fs::rename(&part, &path)?;
         }
         let line = PolicyLine {
             name: generation.name().to_owned(),
-            id: generation.id().to_string(),
+            id: generation.rules().to_owned(),
             settings: generation.settings().clone(),
             component,
         };
         self.write(|_| Line::Policy(line))?;
-        self.known.insert(generation.id().clone());
+        self.known.insert(generation.rules().to_owned());
         Ok(())
     }
 
     fn times(&mut self) -> io::Result<()> {
-        let times = self.counts.times.take(clock::wall_us());
+        let times = self.counts.times.take(clock::wall_us()).filter(|_| self.file.is_some());
         times.map_or(Ok(()), |times| self.write(|_| Line::Store(times)))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let dropped = self.counts.dropped.swap(0, Relaxed);
+        if self.file.is_none() {
+            return Ok(());
+        }
+        let dropped = self.counts.dropped.load(Relaxed);
         if dropped > 0 {
             self.write(|_| Line::Gap { dropped })?;
         }
-        self.file.as_mut().map_or(Ok(()), |open| open.file.flush())
+        let Some(open) = &mut self.file else { return Ok(()) };
+        open.file.flush()?;
+        self.metrics.recording.written(open.lines);
+        (open.flushed, open.lines) = (open.bytes, 0);
+        // Not before the line is in the file.
+        self.counts.dropped.fetch_sub(dropped, Relaxed);
+        Ok(())
     }
 
     fn write<'a>(&mut self, line: impl FnOnce(&Mask) -> Line<'a>) -> io::Result<()> {
         self.text.clear();
         serde_json::to_writer(&mut self.text, &line(&self.mask)).map_err(io::Error::other)?;
         self.text.push(b'\n');
-        let bytes = self.text.len() as u64;
-        if self.file.as_ref().is_none_or(|open| open.bytes + bytes > self.max_bytes) {
-            self.next_file()?;
-        }
         let Some(open) = &mut self.file else { return Ok(()) };
-        open.bytes += bytes;
         open.file.write_all(&self.text)?;
-        self.metrics.recording.written();
+        (open.bytes, open.lines) = (open.bytes + self.text.len() as u64, open.lines + 1);
         Ok(())
     }
 
     fn next_file(&mut self) -> io::Result<()> {
-        if let Some(mut open) = self.file.take() {
-            open.file.flush()?;
-        }
+        self.flush()?;
         self.known.clear();
         self.number += 1;
         let name = format!("recording-{}-{:06}.jsonl", self.header.at_us, self.number);
-        let mut text = serde_json::to_vec(&Line::Header(self.header.clone())).map_err(io::Error::other)?;
-        text.push(b'\n');
-        let mut file = BufWriter::with_capacity(BUFFER, private(&self.dir.join(name))?);
-        file.write_all(&text)?;
-        self.file = Some(Open { file, bytes: text.len() as u64 });
-        self.remove_old()
+        let file = BufWriter::with_capacity(BUFFER, private(&self.dir.join(name))?);
+        self.file = Some(Open { file, bytes: 0, flushed: 0, lines: 0 });
+        let header = self.header.clone();
+        self.write(|_| Line::Header(header))?;
+        self.flush()?;
+        if let Err(error) = self.remove_old() {
+            tracing::warn!(dir = %self.dir.display(), %error, "an old file of the recording cannot be removed");
+        }
+        Ok(())
     }
 
     /// Removes the oldest files, so that the folder has no more than it may have.
@@ -236,18 +262,19 @@ fn lease<'a>(mask: &Mask, key: &'a Key, token: Token) -> LeaseName<'a> {
 }
 
 fn ask<'a>(mask: &Mask, asked: &'a Asked) -> Ask<'a> {
-    let Asked { at_us, request, generation, plan, outcome, reason, waited_us, lease: granted } = asked;
+    let Asked { at_us, call, request, generation, plan, outcome, reason, waited_us, lease: granted } = asked;
     let plan = plan.as_ref().map(|plan| PlanLine {
         keys: plan.keys.iter().map(|key| mask.name(key.as_str())).collect(),
         primitive: plan.primitive.as_str().into(),
         mode: plan.mode,
         ttl_ms: plan.ttl_ms,
         wait_ms: plan.wait_ms,
-        group: mask.label("group", &plan.group),
+        group: mask.group(&plan.group, &request.labels),
     });
     Ask {
         at_us: *at_us,
-        by: (&**generation.id()).into(),
+        call: call.as_str().into(),
+        by: generation.rules().into(),
         resource: mask.name(&request.resource),
         owner: mask.word(&request.owner),
         mode: request.mode,
@@ -278,6 +305,7 @@ pub fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// A new file that its owner alone can read. A link in its place is not followed.
 fn private(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)
+    OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
 }

@@ -9,6 +9,9 @@ use crate::policy::Plan;
 
 /// How many pairs of kinds of requests are compared for one key. With more, the counts are lower bounds.
 const COMPARED: usize = 1_000_000;
+/// How many pairs of kinds are compared in all, and how many of these are kept.
+const COMPARED_IN_ALL: usize = 50_000_000;
+const KEPT: usize = 1_000_000;
 /// How many pairs are kept as examples.
 const EXAMPLES: usize = 10;
 
@@ -47,8 +50,8 @@ fn is_strict(plan: &Plan) -> bool {
 fn conflict(a: &Plan, b: &Plan) -> bool {
     let is_beside = match (a.mode, b.mode) {
         (Mode::Shared, Mode::Shared) => true,
-        (Mode::Permits { count, limit }, Mode::Permits { count: other, .. }) => {
-            u64::from(count) + u64::from(other) <= u64::from(limit)
+        (Mode::Permits { count, limit }, Mode::Permits { count: other, limit: other_limit }) => {
+            u64::from(count) + u64::from(other) <= u64::from(limit.min(other_limit))
         }
         _ => false,
     };
@@ -116,14 +119,14 @@ fn pairs<'a>(
     for (n, kind) in kinds.iter().enumerate() {
         one(kind).keys.iter().for_each(|key| by_key.entry(key).or_default().push(n));
     }
-    let (mut found, mut is_partial) = (BTreeSet::new(), false);
+    let (mut found, mut is_partial, mut in_all) = (BTreeSet::new(), false, 0);
     for group in by_key.values() {
         let mut compared = 0;
         'group: for (at, a) in group.iter().enumerate() {
             // A kind excludes itself: two of its requests.
             for b in &group[at..] {
-                compared += 1;
-                if compared > COMPARED {
+                (compared, in_all) = (compared + 1, in_all + 1);
+                if compared > COMPARED || in_all > COMPARED_IN_ALL || found.len() >= KEPT {
                     is_partial = true;
                     break 'group;
                 }

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::store::StoreModel;
+use crate::lock::Call;
 use crate::lock::record::HttpView;
 use crate::policy::PlanRequest;
-use crate::recording::{Ask, Http, Pairs, Recording};
+use crate::recording::{Ask, End, Http, Pairs, Recording};
 
 /// When requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,8 +46,12 @@ pub struct Arrival {
     pub hold: Option<Hold>,
     /// The request that the same owner sends next, and how long after the end of this one, if arrivals are closed.
     pub next: Option<(usize, u64)>,
-    /// Whether it is the first of its owner. Otherwise the one before it says when it arrives, if arrivals are closed.
+    /// Whether it arrives when it was recorded. Otherwise the one before it says when, if arrivals are closed.
     pub is_first: bool,
+    /// What the client called.
+    pub call: Call,
+    /// When the request was over as it was recorded: refused, or its lease at its end, in microseconds since the first request.
+    ended_us: u64,
     /// The recorded outcome.
     pub outcome: String,
     /// The recorded wait, in microseconds.
@@ -81,7 +86,7 @@ impl Load {
             .asks
             .iter()
             .map(|ask| {
-                let hold = hold(recording, ask);
+                let (hold, held_us) = hold(recording, ask).unzip();
                 if let Some(hold) = hold {
                     holds.by_resource.entry(ask.resource.to_string()).or_default().push(hold);
                     holds.all.push(hold);
@@ -93,6 +98,8 @@ impl Load {
                     hold,
                     next: None,
                     is_first: true,
+                    call: Call::named(&ask.call).unwrap_or(Call::Acquire),
+                    ended_us: ask.at_us - began_us + ask.waited_us + held_us.unwrap_or_default(),
                     outcome: ask.outcome.to_string(),
                     waited_us: ask.waited_us,
                     group: ask.plan.as_ref().map(|plan| plan.group.to_string()).unwrap_or_default(),
@@ -124,17 +131,18 @@ impl Load {
     }
 }
 
-fn hold(recording: &Recording, ask: &Ask<'_>) -> Option<Hold> {
-    let end = recording.ends.get(ask.lease.as_ref()?)?;
+/// How long a lease was used, and how long it lasted, in microseconds.
+fn hold(recording: &Recording, ask: &Ask<'_>) -> Option<(Hold, u64)> {
+    let End { held_us, how, .. } = recording.ends.get(ask.lease.as_ref()?)?;
     let ttl_us = ask.plan.as_ref().map_or(0, |plan| u64::from(plan.ttl_ms) * 1_000);
-    let us = end.at_us.saturating_sub(ask.at_us + ask.waited_us);
     // A lease that is not renewed ends a little late, because the store's answers are late.
-    let renews = us > ttl_us + ttl_us / 8;
-    Some(match &*end.how {
-        "released" => Hold { us, is_released: true, renews },
+    let renews = *held_us > ttl_us + ttl_us / 8;
+    let hold = match &**how {
+        "released" => Hold { us: *held_us, is_released: true, renews },
         // The last renewal was as long before the end as a lease lasts.
-        _ => Hold { us: us.saturating_sub(ttl_us), is_released: false, renews },
-    })
+        _ => Hold { us: held_us.saturating_sub(ttl_us), is_released: false, renews },
+    };
+    Some((hold, *held_us))
 }
 
 fn request(ask: &Ask<'_>) -> PlanRequest {
@@ -165,29 +173,25 @@ fn pairs(pairs: &Pairs<'_>) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
-/// Lets each owner send its requests one after the other. Requests that an owner sent before the end of its last one stay
-/// where they are.
+/// Lets each owner send its requests one after the other, in as many lanes as it sent requests at the same time.
 fn chain(requests: &mut [Arrival]) {
-    let mut last: HashMap<String, usize> = HashMap::new();
+    let mut lanes: HashMap<String, Vec<(usize, usize)>> = HashMap::new();
     for n in 0..requests.len() {
-        let before = last.insert(requests[n].request.owner.clone(), n);
-        let Some(before) = before else { continue };
-        let held_us = requests[before].hold.map_or(0, |hold| hold.us);
-        let ended_us = requests[before].at_us + requests[before].waited_us + held_us;
-        if let Some(pause_us) = requests[n].at_us.checked_sub(ended_us) {
-            requests[before].next = Some((n, pause_us));
-            requests[n].is_first = false;
+        let at_us = requests[n].at_us;
+        let lanes = lanes.entry(requests[n].request.owner.clone()).or_default();
+        let free = lanes.iter_mut().filter(|(_, last)| requests[*last].ended_us <= at_us);
+        match free.min_by_key(|(_, last)| requests[*last].ended_us) {
+            Some((_, last)) => {
+                requests[*last].next = Some((n, at_us - requests[*last].ended_us));
+                requests[n].is_first = false;
+                *last = n;
+            }
+            None => lanes.push((n, n)),
         }
     }
-    // An owner that has sent all its requests begins again.
-    for first in 0..requests.len() {
-        let Some((second, pause_us)) = requests[first].next.filter(|_| requests[first].is_first) else {
-            continue;
-        };
-        let mut end = second;
-        while let Some((next, _)) = requests[end].next {
-            end = next;
-        }
-        requests[end].next = Some((first, pause_us));
+    // A lane that has sent all its requests begins again.
+    for (first, last) in lanes.into_values().flatten().filter(|(first, last)| first != last) {
+        let pause_us = requests[first].next.map_or(0, |(_, pause_us)| pause_us);
+        requests[last].next = Some((first, pause_us));
     }
 }

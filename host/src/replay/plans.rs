@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::load::Load;
 use crate::policy::{Generation, Plan, PlanError};
+use crate::recording::Ask;
 
 /// The answers of a policy.
 #[derive(Debug)]
@@ -39,6 +40,22 @@ impl Planned {
 }
 
 impl Plans {
+    /// How many of the requests were recorded with another plan. Their keys are not compared if those were masked: then
+    /// their number is.
+    pub fn unlike(&self, asks: &[Ask<'_>]) -> usize {
+        let is_unlike = |(ask, planned): &(&Ask<'_>, &Planned)| match (&ask.plan, planned.plan()) {
+            (None, None) => false,
+            (Some(was), Some(is)) => {
+                was.keys.len() != is.keys.len()
+                    || *was.primitive != *is.primitive.as_str()
+                    || was.mode != is.mode
+                    || was.ttl_ms != is.ttl_ms
+            }
+            _ => true,
+        };
+        asks.iter().zip(&self.all).filter(is_unlike).count()
+    }
+
     /// Asks the policy.
     pub fn of(generation: &Generation, load: &Load) -> Plans {
         let mut plans =

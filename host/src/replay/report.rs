@@ -8,6 +8,7 @@ use super::exclusion::{Exclusion, Pair};
 use super::load::Load;
 use super::plans::{Planned, Plans};
 use super::world::Run;
+use crate::lock::Primitive;
 use crate::policy::Plan;
 
 /// How many examples are given of each change of the plans.
@@ -115,6 +116,8 @@ pub struct Group {
 /// How long requests waited for their locks.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Waits {
+    /// How many requests were sent.
+    pub asked: usize,
     /// How many were granted.
     pub granted: usize,
     /// The median of the granted ones, in milliseconds.
@@ -147,6 +150,7 @@ impl Waits {
             ms(granted.get((last as f64 * part).round() as usize).copied().unwrap_or_default())
         };
         Waits {
+            asked: waits.len(),
             granted: granted.len(),
             p50_ms: at(0.5),
             p99_ms: at(0.99),
@@ -176,7 +180,7 @@ pub enum Failing {
 }
 
 impl Failing {
-    /// Parses a condition: `lost-exclusion`, `overlap`, `fault`, `refused`, or `p99>1.2x`.
+    /// Parses a condition: `lost-exclusion`, `overlap`, `fault`, `refused`, or `p99:1.2x`.
     ///
     /// # Errors
     /// It is none of these.
@@ -187,9 +191,9 @@ impl Failing {
             "fault" => Failing::Fault,
             "refused" => Failing::Refused,
             _ => {
-                let factor = text.strip_prefix("p99>").and_then(|rest| rest.strip_suffix('x')?.parse().ok());
+                let factor = text.strip_prefix("p99:").and_then(|rest| rest.strip_suffix('x')?.parse().ok());
                 let factor = factor.filter(|factor: &f64| factor.is_finite() && *factor > 0.0);
-                Failing::P99(factor.ok_or("must be lost-exclusion, overlap, fault, refused or p99>1.2x")?)
+                Failing::P99(factor.ok_or("must be lost-exclusion, overlap, fault, refused or p99:1.2x")?)
             }
         })
     }
@@ -197,27 +201,52 @@ impl Failing {
     /// Whether the candidate fails by this condition, and how, in words.
     pub fn of(&self, report: &Report) -> Option<String> {
         match self {
-            Failing::LostExclusion if report.lost_exclusion > 0 => {
-                Some(format!("pairs of resources that no longer exclude each other: {}", report.lost_exclusion))
+            Failing::LostExclusion if report.lost_exclusion > 0 => Some(format!(
+                "pairs of resources that no longer exclude each other: {}",
+                report.lost_exclusion
+            )),
+            Failing::LostExclusion if report.is_partial => {
+                Some("not all pairs of requests were compared: there are too many".to_owned())
             }
-            Failing::Overlap if report.overlaps > 0 => {
-                Some(format!("times that two leases were held together that excluded each other: {}", report.overlaps))
-            }
+            Failing::Overlap if report.overlaps > 0 => Some(format!(
+                "times that two leases were held together that excluded each other: {}",
+                report.overlaps
+            )),
             Failing::Fault if !report.after.faults.is_empty() => Some("the candidate has failed".to_owned()),
-            Failing::Refused if report.newly_refused > 0 => {
-                Some(format!("requests that the candidate refuses and the recorded policy does not: {}", report.newly_refused))
-            }
-            Failing::P99(factor) => report.groups.iter().find_map(|group| {
-                let (before, after) = (group.before.p99_ms, group.after.p99_ms);
-                let name = if group.name.is_empty() { "all requests" } else { &group.name };
-                (after > before * factor).then(|| {
-                    format!("the 99th percentile of {name} is {after:.1} ms, {factor} times {before:.1} ms is the limit")
-                })
-            }),
+            Failing::Refused if report.newly_refused > 0 => Some(format!(
+                "requests that the candidate refuses and the recorded policy does not: {}",
+                report.newly_refused
+            )),
+            Failing::P99(factor) => report.groups.iter().find_map(|group| group.is_slower(*factor)),
             _ => None,
         }
     }
 }
+
+impl Group {
+    /// How the group is worse off, in words, if it is. If fewer of its requests are granted, its waits say nothing.
+    fn is_slower(&self, factor: f64) -> Option<String> {
+        let Group { name, before, after, .. } = self;
+        let name = if name.is_empty() { "all requests" } else { name };
+        let share = |waits: &Waits| waits.granted as f64 / waits.asked.max(1) as f64;
+        if share(after) < share(before) - SHARE {
+            let (before, after) = (share(before) * 100.0, share(after) * 100.0);
+            return Some(format!("of {name}, {after:.1} % are granted, and {before:.1} % before"));
+        }
+        // Shorter waits than this are not compared.
+        let (before, after) = (before.p99_ms.max(SHORT_MS), after.p99_ms);
+        (after > before * factor).then(|| {
+            format!(
+                "the 99th percentile of {name} is {after:.1} ms, which is over {factor} times {before:.1} ms"
+            )
+        })
+    }
+}
+
+/// By how much the granted share of a group may fall.
+const SHARE: f64 = 0.01;
+/// See [`Group::is_slower`], in milliseconds.
+const SHORT_MS: f64 = 1.0;
 
 /// One policy with its answers and its run.
 pub struct Replayed<'a> {
@@ -260,7 +289,7 @@ impl Report {
         let overlaps = &after.run.overlaps;
         let mut recorded = BTreeMap::new();
         load.requests.iter().for_each(|asked| *recorded.entry(asked.outcome.clone()).or_default() += 1);
-        let refused = |planned: &Planned| planned.plan().is_none();
+        let refused = |planned: &Planned| matches!(planned, Planned::Refused(_));
         let changed_to = |was: bool, is: bool| {
             let pairs = before.plans.all.iter().zip(&after.plans.all);
             pairs.filter(|(a, b)| refused(a) == was && refused(b) == is).count()
@@ -392,6 +421,7 @@ fn fields(plan: &Plan) -> Vec<(&'static str, String)> {
     vec![
         ("keys", keys.join(if plan.any { " or " } else { " and " })),
         ("primitive", plan.primitive.as_str().to_owned()),
+        ("second primitive", plan.second.map_or("", Primitive::as_str).to_owned()),
         ("mode", format!("{:?}", plan.mode)),
         ("ttl_ms", plan.ttl_ms.to_string()),
         ("wait_ms", plan.wait_ms.to_string()),

@@ -15,7 +15,7 @@ pub struct StoreModel {
 #[derive(Debug)]
 struct Period {
     until_us: u64,
-    /// The times at evenly spread parts of all answers, with the recorded mean.
+    /// The times at evenly spread parts of all answers.
     times_us: Vec<u64>,
 }
 
@@ -51,7 +51,8 @@ impl StoreModel {
     }
 }
 
-/// Times with the recorded mean, and nearly the recorded quantiles.
+/// Times with nearly the recorded quantiles. What the mean has more than these is in the longest time: some answers took much
+/// longer than all others.
 fn spread(times: &StoreTimes) -> Vec<u64> {
     let quantiles: Vec<(f64, f64)> =
         StoreTimes::PARTS.into_iter().zip(times.quantiles_us.map(|us| us as f64)).collect();
@@ -66,10 +67,12 @@ fn spread(times: &StoreTimes) -> Vec<u64> {
             }
         }
     };
-    let drawn: Vec<f64> = (0..TIMES).map(|n| at((n as f64 + 0.5) / TIMES as f64)).collect();
-    let mean = drawn.iter().sum::<f64>() / TIMES as f64;
-    let scale = if mean > 0.0 { times.mean_us as f64 / mean } else { 1.0 };
-    drawn.into_iter().map(|us| (us * scale) as u64).collect()
+    let mut drawn: Vec<u64> = (0..TIMES).map(|n| at((n as f64 + 0.5) / TIMES as f64) as u64).collect();
+    let excess_us = (times.mean_us * TIMES as u64).saturating_sub(drawn.iter().sum());
+    if let Some(longest) = drawn.last_mut() {
+        *longest += excess_us;
+    }
+    drawn
 }
 
 #[cfg(test)]
@@ -77,7 +80,7 @@ mod tests {
     use super::*;
 
     fn times(at_us: u64, us: u64) -> StoreTimes {
-        StoreTimes { at_us, mean_us: us * 2, quantiles_us: [us / 2, us, us, us * 2, us * 4, us * 9] }
+        StoreTimes { at_us, mean_us: us * 2, quantiles_us: [us / 2, us, us, us, us, us] }
     }
 
     #[test]

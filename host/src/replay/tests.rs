@@ -14,6 +14,7 @@ const SECOND: u64 = 1_000_000;
 fn ask(n: u64, at_ms: u64, resource: &str, group: &str) -> Ask<'static> {
     Ask {
         at_us: SECOND + at_ms * 1_000,
+        call: "acquire".into(),
         by: "default@sha256:0".into(),
         resource: resource.to_owned().into(),
         owner: format!("{group}-{n}").into(),
@@ -42,7 +43,7 @@ fn recording(asks: Vec<Ask<'static>>, held_ms: u64) -> Recording {
     let end = |ask: &Ask<'static>| {
         let lease = ask.lease.clone().unwrap();
         let at_us = ask.at_us + ask.waited_us + held_ms * 1_000;
-        (lease.clone(), End { at_us, lease, how: "released".into(), held_ms: held_ms as u32 })
+        (lease.clone(), End { at_us, lease, how: "released".into(), held_us: held_ms * 1_000 })
     };
     Recording {
         policy: "default".to_owned(),
@@ -50,6 +51,7 @@ fn recording(asks: Vec<Ask<'static>>, held_ms: u64) -> Recording {
         ends: asks.iter().map(end).collect(),
         asks,
         header: Header { version: 1, at_us: 0, share: 1.0, limits: Limits::default(), masked: Vec::new() },
+        starts: 1,
         dropped: 0,
         store: Vec::new(),
     }
@@ -157,6 +159,37 @@ fn an_owner_sends_its_next_request_after_the_end_of_the_one_before() {
     let policy = policy("default", json!({}));
     let ran = run(&load, &policy, &Plans::of(&policy, &load), None);
     assert!(ran.done.iter().all(|done| done.outcome == "granted"), "{:?}", ran.done);
+}
+
+#[test]
+fn requests_of_an_owner_at_the_same_time_are_as_many_again() {
+    let owner = |n, at_ms| Ask { owner: "one".into(), ..ask(n, at_ms, &format!("r{n}"), "x") };
+    let asks = (0..20).flat_map(|n| [owner(2 * n, n * 100), owner(2 * n + 1, n * 100 + 10)]).collect();
+    let load = Load::of(&recording(asks, 50), Arrivals::Closed, None);
+    assert_eq!(load.requests.iter().filter(|asked| asked.is_first).count(), 2);
+    let policy = policy("default", json!({}));
+    let sent = run(&load, &policy, &Plans::of(&policy, &load), None).done.len();
+    assert!((38..=42).contains(&sent), "{sent}");
+}
+
+#[test]
+fn a_lease_that_ends_by_itself_lasts_as_long_again() {
+    let asks = (0..10).map(|n| Ask { owner: "one".into(), ..ask(n, n * 6_000, "a", "x") }).collect();
+    let mut recording = recording(asks, 5_000);
+    recording.ends.values_mut().for_each(|end| end.how = "expired".into());
+    let load = Load::of(&recording, Arrivals::Closed, None);
+    let policy = policy("default", json!({}));
+    let sent = run(&load, &policy, &Plans::of(&policy, &load), None).done.len();
+    assert!((9..=11).contains(&sent), "{sent}");
+}
+
+#[test]
+fn a_candidate_for_other_calls_is_granted_nothing() {
+    let report =
+        compare(&crowd(), &policy("default", json!({})), &policy("default", json!({"primitive": "once"})));
+    assert_eq!(report.after.outcomes, [("wrong_call", 50)].into());
+    let slower = Failing::parse("p99:1.2x").unwrap().of(&report);
+    assert!(slower.as_deref().is_some_and(|why| why.contains("0.0 % are granted")), "{slower:?}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub struct Run {
 pub struct Done {
     /// The place of the request in the load.
     pub n: usize,
-    /// `granted`, `contended`, `gave_up`, `refused`, `policy_fault`, `left`, `done` or `too_many_waiters`.
+    /// `granted`, `left` if the client had left, or the type of the error.
     pub outcome: &'static str,
     /// The time from the arrival to the answer, in microseconds.
     pub waited_us: u64,
@@ -224,6 +224,9 @@ impl World<'_> {
             Planned::Refused(_) => return self.end(n, "refused"),
             Planned::Fault => return self.end(n, "policy_fault"),
         };
+        if !plan.primitive.takes(self.load.requests[of].call) {
+            return self.end(n, "wrong_call");
+        }
         if let Some(us) = self.load.requests[of].leaves_us {
             self.later(self.now.plus_us(us), Due::Leave(n));
         }
@@ -426,12 +429,12 @@ impl World<'_> {
     fn finish(&mut self, n: usize, verdict: Verdict) {
         let (grant, keys, asked_at) = match verdict {
             Verdict::Granted { grant, keys, asked_at, .. } => (grant, keys, asked_at),
-            Verdict::Contended { reason: Some(_), .. } => return self.end(n, "gave_up"),
             Verdict::Contended { .. } => return self.end(n, "contended"),
             Verdict::Done(_) => return self.end(n, "done"),
-            Verdict::TooManyWaiters { .. } | Verdict::Full => return self.end(n, "too_many_waiters"),
+            Verdict::TooManyWaiters { .. } => return self.end(n, "too_many_waiters"),
+            Verdict::Full => return self.end(n, "too_many_holders"),
             Verdict::RequestReused { .. } | Verdict::Unavailable { .. } | Verdict::ShuttingDown => {
-                return self.end(n, "unavailable");
+                return self.end(n, "store_unavailable");
             }
         };
         self.end(n, "granted");

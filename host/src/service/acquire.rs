@@ -46,7 +46,7 @@ pub(super) async fn acquire(
 ) -> Result<(Lease, Planned), AcquireError> {
     let policy = shared.policy_for(request);
     let begun = clock::now();
-    let mut recorded = shared.recorder.asking();
+    let mut recorded = shared.recorder.asking(call);
     let result = attempt(shared, policy, request, call, &mut recorded).await;
     let waited = Duration::from_micros(clock::now().us_since(begun));
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");

@@ -9,12 +9,13 @@ use super::context::ServiceContext;
 use super::history::{History, What};
 use super::in_flight::ClaimsInFlight;
 use super::message::{Msg, Pending, Swap, WaiterReply};
+use super::recorded::RecordedLeases;
 use super::shadow::Shadows;
 use super::swap;
 use super::views::{Notice, NoticeKind, QueueEntry};
 use crate::clock;
 use crate::lock::maps::{BoundedMap, HashMap};
-use crate::lock::record::{Claim, NextWaiter, Op, Outcome, Release};
+use crate::lock::record::{Claim, NextWaiter, Op, Outcome};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, SubmissionId, Table,
     Unheard, Verdict, Waiter, WaiterId,
@@ -29,8 +30,6 @@ use crate::vital;
 const BURST: usize = 256;
 /// How many request ids are remembered.
 const REQUESTS: usize = 65_536;
-/// Of how many leases the ends are recorded at most.
-const RECORDED: usize = 1 << 20;
 
 /// The state of the loop.
 pub(super) struct EventLoop {
@@ -45,8 +44,7 @@ pub(super) struct EventLoop {
     /// detects reuse for the same keys on any proxy.
     requests: BoundedMap<Box<str>, u64>,
     history: History,
-    /// The leases whose ends are recorded, by the first key and its token, with the time at which the client released it.
-    recorded: HashMap<(Key, Token), Option<u64>>,
+    recorded: RecordedLeases,
     draining: Option<oneshot::Sender<()>>,
     in_flight: ClaimsInFlight,
     serial: u64,
@@ -63,7 +61,7 @@ impl EventLoop {
             shadows: Shadows::default(),
             requests: BoundedMap::new(REQUESTS),
             history: History::default(),
-            recorded: HashMap::default(),
+            recorded: RecordedLeases::default(),
             draining: None,
             in_flight: ClaimsInFlight::default(),
             serial: 0,
@@ -105,12 +103,13 @@ impl EventLoop {
                 self.handle(Event::Cancel(id));
             }
             Msg::Undelivered { nonce, keys, attempt, ttl_ms } => {
+                let _never_told = self.recorded.gone(nonce, clock::now());
                 self.handle(Event::Undelivered { nonce, keys, attempt, ttl_ms });
             }
             Msg::Release { release, reply } => {
                 self.serial += 1;
                 let id = ReleaseId(self.serial);
-                self.record_release(&release);
+                self.recorded.released(&release.lease, clock::now());
                 self.releases.insert(id, reply);
                 self.handle(Event::Release { id, release });
             }
@@ -248,6 +247,10 @@ impl EventLoop {
             }
             Action::NotifyPeer { key, next_waiter } => self.notify_peer(key, next_waiter),
             Action::Gone { nonce } => {
+                // Taken away: there is no note of it.
+                if let Some((name, held_us)) = self.recorded.gone(nonce, clock::now()) {
+                    self.shared.recorder.ended(name, "lost", held_us);
+                }
                 for over in self.holds.remove(&nonce).into_iter().flatten() {
                     let _ = over.send(());
                 }
@@ -354,35 +357,21 @@ impl EventLoop {
         };
         let lease = match &verdict {
             Verdict::Granted { grant, keys, .. } if pending.is_recorded => {
-                Some((keys[0].clone(), grant.tokens[0]))
+                Some((grant.nonce, (keys[0].clone(), grant.tokens[0])))
             }
             _ => None,
         };
         if let Err(WaiterReply::Verdict(verdict)) = pending.reply.send(WaiterReply::Verdict(verdict)) {
             return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
         }
-        if self.recorded.len() < RECORDED {
-            self.recorded.extend(lease.map(|lease| (lease, None)));
+        if let Some((nonce, name)) = lease {
+            self.recorded.granted(nonce, name, clock::now());
         }
     }
 
-    /// Notes when a client releases a lease: its end is known only when the store has answered.
-    fn record_release(&mut self, release: &Release) {
-        if !self.recorded.is_empty()
-            && let Some(token) = release.lease.token
-            && let Some(released_us) = self.recorded.get_mut(&(release.lease.keys[0].clone(), token))
-        {
-            released_us.get_or_insert_with(clock::wall_us);
-        }
-    }
-
-    fn record_end(&mut self, key: &Key, token: Token, how: &'static str, held_ms: u32) {
-        // Without a recording, nothing is cloned.
-        if !self.recorded.is_empty()
-            && let Some(released_us) = self.recorded.remove(&(key.clone(), token))
-        {
-            let at_us = released_us.unwrap_or_else(clock::wall_us);
-            self.shared.recorder.ended(at_us, key.clone(), token, how, held_ms);
+    fn record_end(&mut self, key: &Key, token: Token, how: &'static str) {
+        if let Some((name, held_us)) = self.recorded.ended(key, token, clock::now()) {
+            self.shared.recorder.ended(name, how, held_us);
         }
     }
 
@@ -397,19 +386,19 @@ impl EventLoop {
                 self.notice(&key, kind, &owner, Some(token));
             }
             Note::Released { key, owner, token, held_ms, handed_off } => {
-                self.record_end(&key, token, "released", held_ms);
+                self.record_end(&key, token, "released");
                 ended(if handed_off { "handed_off" } else { "released" }, held_ms);
                 if !handed_off {
                     self.notice(&key, NoticeKind::Released, &owner, Some(token));
                 }
             }
             Note::Expired { key, owner, token, held_ms } => {
-                self.record_end(&key, token, "expired", held_ms);
+                self.record_end(&key, token, "expired");
                 ended("expired", held_ms);
                 self.notice(&key, NoticeKind::Expired, &owner, Some(token));
             }
             Note::Lost { key, owner, token, held_ms } => {
-                self.record_end(&key, token, "lost", held_ms);
+                self.record_end(&key, token, "lost");
                 ended("lost", held_ms);
                 self.notice(&key, NoticeKind::Lost, &owner, Some(token));
             }

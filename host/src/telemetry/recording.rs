@@ -21,14 +21,14 @@ impl Recording {
         }
     }
 
-    /// Counts a line that was written.
-    pub fn written(&self) {
-        self.written.inc();
+    /// Counts lines that were written.
+    pub fn written(&self, lines: u64) {
+        self.written.inc_by(lines);
     }
 
-    /// Counts a line that was dropped.
-    pub fn dropped(&self) {
-        self.dropped.inc();
+    /// Counts lines that were dropped.
+    pub fn dropped(&self, lines: u64) {
+        self.dropped.inc_by(lines);
     }
 }
 
@@ -39,8 +39,8 @@ mod tests {
     #[test]
     fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
-        metrics.recording.written();
-        metrics.recording.dropped();
+        metrics.recording.written(1);
+        metrics.recording.dropped(1);
         let lines = ["lockkeeper_recorded_lines_total 1", "lockkeeper_recording_dropped_lines_total 1"];
         assert_has(&metrics, &lines);
     }

@@ -45,7 +45,7 @@ pub struct ReplayArgs {
     /// What the waits are grouped by: group, the group of the recorded plan; owner; resource; or label:NAME
     #[arg(long, value_name = "WHAT", value_parser = By::parse, default_value = "group")]
     by: By,
-    /// Exit with 7 if the candidate does this: lost-exclusion, overlap, fault, refused, or p99>1.2x. Several with commas
+    /// Exit with 7 if the candidate does this: lost-exclusion, overlap, fault, refused, or p99:1.2x. Several with commas
     #[arg(long, value_name = "CONDITIONS", value_parser = Failing::parse, value_delimiter = ',')]
     fail_on: Vec<Failing>,
     /// Also write the report as an HTML page with plots
@@ -167,6 +167,12 @@ fn notes(recording: &Recording, args: &ReplayArgs) -> Vec<String> {
         ));
     }
     notes.push(format!("not recorded as sent: {}", header.masked.join(", ")));
+    if recording.starts > 1 && header.masked.iter().any(|what| what.contains("resource")) {
+        notes.push(format!(
+            "{} starts of proxies: equal names of two starts differ, because they are masked",
+            recording.starts
+        ));
+    }
     if recording.dropped > 0 {
         notes.push(format!("{} lines are missing from the recording", recording.dropped));
     }

@@ -119,7 +119,7 @@ pub struct Replay<'a> {
 
 /// Replays recorded requests under two policies. `group`: the group of each request, by its place.
 pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
-    let Replay { recording, before, after, arrivals, store_us, notes } = replay;
+    let Replay { recording, before, after, arrivals, store_us, mut notes } = replay;
     // A policy that fails often is asked again and again: each request counts.
     let limits = EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() };
     let engine = Engine::new(&limits, Compiler::Child(Metrics::default())).map_err(other)?;
@@ -135,6 +135,14 @@ pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Rep
         || replay::run(&load, &before, &planned, None),
         || replay::run(&load, &after, &next, Some(&planned)),
     );
+    let other = planned.unlike(&recording.asks);
+    if other > 0 {
+        let all = recording.asks.len();
+        notes.push(format!("{other} of {all} recorded plans are others than those of {}", before.id()));
+    }
+    if ran.guessed > 0 {
+        notes.push(format!("{} leases have no recorded end: they were held as long as others", ran.guessed));
+    }
     let before = Replayed { id: before.id().to_string(), plans: &planned, run: &ran };
     let after = Replayed { id: after.id().to_string(), plans: &next, run: &next_ran };
     Ok(Report::new(&load, &before, &after, group, notes))
