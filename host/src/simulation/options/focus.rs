@@ -31,7 +31,7 @@ impl Options {
             ..self
         };
         // Mistakes that show in few of their runs get more runs.
-        match random.random_range(0..18) {
+        match random.random_range(0..22) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 | 13 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
@@ -43,6 +43,8 @@ impl Options {
             11 => few.with_sessions_that_end(random),
             12 => few.with_requests_for_several_resources(random),
             14 => few.with_rules_that_go_back(random),
+            15 => few.with_versions_that_get_other_names(random),
+            16..19 => few.with_clocks_that_are_set(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -206,6 +208,49 @@ impl Options {
             at_ms += random.random_range(5_000..8_000);
         }
         Options { policies: vec!["lease"], proxies: 2, authenticates: true, lasts, faults, ..self }
+    }
+
+    /// The clocks of servers are set, by little and by much, and half of the times set right again. Many leases end without a
+    /// release.
+    fn with_clocks_that_are_set(self, random: &mut StdRng) -> Options {
+        let policy = *["lease", "lease", "quorum"].choose(random).unwrap_or(&"lease");
+        let (mut at_ms, mut faults, lasts) = (1_000_u32, Vec::new(), Duration::from_secs(30));
+        while u128::from(at_ms) < lasts.as_millis() {
+            let server = if policy == "quorum" { random.random_range(0..=self.members) } else { 0 };
+            let by_ms = *[80, 80, 80, 300, 2_000, 5_000, 60_000].choose(random).unwrap_or(&80);
+            let by_ms = if random.random_bool(0.5) { by_ms } else { -by_ms };
+            faults.push(Planned { at_ms, fault: Fault::SetClock { server, by_ms } });
+            if random.random_bool(0.5) {
+                at_ms += random.random_range(50..4_000);
+                faults.push(Planned { at_ms, fault: Fault::SetClock { server, by_ms: -by_ms } });
+            }
+            at_ms += random.random_range(100..3_000);
+        }
+        let work_ms = *[5, 20, 80].choose(random).unwrap_or(&20);
+        Options { policies: vec![policy], work_ms, forgets_per_mille: 300, lasts, faults, ..self }
+    }
+
+    /// The keys of versions get other names again and again, while clients read and commit them.
+    fn with_versions_that_get_other_names(self, random: &mut StdRng) -> Options {
+        let (policy, lasts) = ("version", Duration::from_secs(20));
+        let (mut at_ms, mut faults) = (0_u32, Vec::new());
+        for stripes in [999_983, 0, 1_000_000, 0].into_iter().cycle() {
+            at_ms += random.random_range(100..1_500);
+            if u128::from(at_ms) >= lasts.as_millis() {
+                break;
+            }
+            let proxy = random.random_range(0..self.proxies);
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            faults.push(Planned { at_ms, fault: Fault::Replace { proxy, policy, settings } });
+            // Reads and commits are under way for longer.
+            if random.random_bool(0.5) {
+                let ms = random.random_range(50..800);
+                let stalled_ms = at_ms.saturating_sub(random.random_range(0..100));
+                faults.push(Planned { at_ms: stalled_ms, fault: Fault::StallCommits { server: 0, ms } });
+            }
+        }
+        faults.sort_by_key(|planned| planned.at_ms);
+        Options { policies: vec![policy], lasts, faults, ..self }
     }
 
     /// Many clients ask for several of a few resources at once, through several proxies.
