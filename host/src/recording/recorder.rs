@@ -91,6 +91,12 @@ impl Recorder {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Relaxed);
+    }
+}
+
 impl Inner {
     fn is_sampled(&self, text: &str) -> bool {
         hash(text) <= self.below

@@ -65,6 +65,7 @@ pub fn start(
         metrics: metrics.clone(),
         paused_until: Instant::default(),
         is_failing: false,
+        has_written: false,
     };
     thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&entries))
 }
@@ -85,17 +86,22 @@ struct Writer {
     counts: Arc<Counts>,
     metrics: Metrics,
     paused_until: Instant,
-    /// The last flush failed, which was reported.
+    /// Something could not be written, which was reported.
     is_failing: bool,
+    /// A line about a request was written since then.
+    has_written: bool,
 }
 
 struct Open {
+    path: PathBuf,
     file: BufWriter<File>,
     bytes: u64,
     /// How many bytes are in the file for certain.
     flushed: u64,
     /// How many lines are not.
     lines: u64,
+    /// How many of these are about requests.
+    requests: u64,
 }
 
 impl Writer {
@@ -110,6 +116,7 @@ impl Writer {
                 if clock::now() < self.paused_until {
                     self.dropped(1);
                 } else if let Err(error) = self.entry(&entry) {
+                    self.dropped(1);
                     self.failed(&error);
                 }
             }
@@ -117,7 +124,9 @@ impl Writer {
             if is_over || now.us_since(flushed) >= FLUSH_US {
                 flushed = now;
                 match self.times().and_then(|()| self.flush()) {
-                    Ok(()) => self.report(None),
+                    // A failure with another file shows at the next line.
+                    Ok(()) if self.has_written => self.report(None),
+                    Ok(()) => {}
                     Err(error) => self.failed(&error),
                 }
             }
@@ -137,12 +146,16 @@ impl Writer {
         self.paused_until = clock::now().plus_us(FLUSH_US);
         self.report(Some(error));
         self.known.clear();
-        let Some(Open { file, flushed, lines, .. }) = self.file.take() else { return self.dropped(1) };
-        self.dropped(lines + 1);
+        self.has_written = false;
+        let Some(Open { path, file, flushed, requests, .. }) = self.file.take() else { return };
+        self.dropped(requests);
         let (file, _lost) = file.into_parts();
-        if file.set_len(flushed).is_ok() {
+        if flushed == 0 {
+            // A file without its header cannot be read.
+            let _ = fs::remove_file(path);
+        } else if file.set_len(flushed).is_ok() {
             let file = BufWriter::with_capacity(BUFFER, file);
-            self.file = Some(Open { file, bytes: flushed, flushed, lines: 0 });
+            self.file = Some(Open { path, file, bytes: flushed, flushed, lines: 0, requests: 0 });
         }
     }
 
@@ -151,8 +164,7 @@ impl Writer {
         if let Some(error) = error.filter(|_| !self.is_failing) {
             tracing::error!(dir = %self.dir.display(), %error, "the recording cannot be written");
         }
-        // Without a file, nothing shows that it can be written again.
-        if error.is_some() || self.file.is_some() {
+        if error.is_some() || self.is_failing {
             let trouble = error.map(|_| "the recording cannot be written; the log says why".to_owned());
             self.is_failing = trouble.is_some();
             self.metrics.troubles.note(Subject::Recording, trouble);
@@ -166,13 +178,18 @@ impl Writer {
         match entry {
             Entry::Asked(asked) => {
                 self.policy(&asked.generation)?;
-                self.write(|mask| Line::Ask(Box::new(ask(mask, asked))))
+                self.write(|mask| Line::Ask(Box::new(ask(mask, asked))))?;
             }
             Entry::Ended { at_us, key, token, how, held_us } => self.write(|mask| {
                 let (lease, how) = (lease(mask, key, *token), (*how).into());
                 Line::End(End { at_us: *at_us, lease, how, held_us: *held_us })
-            }),
+            })?,
         }
+        self.has_written = true;
+        if let Some(open) = &mut self.file {
+            open.requests += 1;
+        }
+        Ok(())
     }
 
     /// Writes which generation has planned the next request, if the file does not have it.
@@ -185,6 +202,8 @@ impl Writer {
         if fs::metadata(&path).map_or(0, |file| file.len()) != bytes.len() as u64 {
             // Whole or not at all.
             let part = path.with_extension(format!("{}.part", self.header.at_us));
+            // It may be left of a failure.
+            let _ = fs::remove_file(&part);
             let mut file = private(&part)?;
             file.write_all(&bytes)?;
             file.sync_data()?;
@@ -217,7 +236,7 @@ impl Writer {
         let Some(open) = &mut self.file else { return Ok(()) };
         open.file.flush()?;
         self.metrics.recording.written(open.lines);
-        (open.flushed, open.lines) = (open.bytes, 0);
+        (open.flushed, open.lines, open.requests) = (open.bytes, 0, 0);
         // Not before the line is in the file.
         self.counts.dropped.fetch_sub(dropped, Relaxed);
         Ok(())
@@ -237,9 +256,9 @@ impl Writer {
         self.flush()?;
         self.known.clear();
         self.number += 1;
-        let name = format!("recording-{}-{:06}.jsonl", self.header.at_us, self.number);
-        let file = BufWriter::with_capacity(BUFFER, private(&self.dir.join(name))?);
-        self.file = Some(Open { file, bytes: 0, flushed: 0, lines: 0 });
+        let path = self.dir.join(format!("recording-{:020}-{:06}.jsonl", self.header.at_us, self.number));
+        let file = BufWriter::with_capacity(BUFFER, private(&path)?);
+        self.file = Some(Open { path, file, bytes: 0, flushed: 0, lines: 0, requests: 0 });
         let header = self.header.clone();
         self.write(|_| Line::Header(header))?;
         self.flush()?;
@@ -252,7 +271,9 @@ impl Writer {
     /// Removes the oldest files, so that the folder has no more than it may have.
     fn remove_old(&self) -> io::Result<()> {
         let mut files = files(&self.dir)?;
-        let over = files.len().saturating_sub(self.keep);
+        // If the clock was set back, the name of the new file is not the last one.
+        files.retain(|file| self.file.as_ref().is_none_or(|open| open.path != *file));
+        let over = (files.len() + 1).saturating_sub(self.keep);
         files.drain(..over).try_for_each(fs::remove_file)
     }
 }

@@ -69,6 +69,8 @@ pub(super) fn excludes(load: &Load, plans: &Plans, n: usize, m: usize) -> bool {
 struct Kind<'a> {
     /// The first of them.
     n: usize,
+    /// Their resources.
+    resources: BTreeSet<&'a str>,
     before: &'a Plan,
     after: &'a Plan,
 }
@@ -76,7 +78,7 @@ struct Kind<'a> {
 impl Exclusion {
     /// Compares the plans of two policies for the same requests.
     pub fn between(load: &Load, before: &Plans, after: &Plans) -> Exclusion {
-        let kinds = kinds(before, after);
+        let kinds = kinds(load, before, after);
         let mut found = Exclusion::default();
         let (lost, partial) = pairs(&kinds, |kind| kind.before, |kind| kind.after);
         let (new, also_partial) = pairs(&kinds, |kind| kind.after, |kind| kind.before);
@@ -87,14 +89,16 @@ impl Exclusion {
     }
 }
 
-fn kinds<'a>(before: &'a Plans, after: &'a Plans) -> Vec<Kind<'a>> {
-    let mut seen = BTreeSet::new();
-    let mut kinds = Vec::new();
+fn kinds<'a>(load: &'a Load, before: &'a Plans, after: &'a Plans) -> Vec<Kind<'a>> {
+    let mut places = HashMap::new();
+    let mut kinds: Vec<Kind<'a>> = Vec::new();
     for (n, (before, after)) in before.all.iter().zip(&after.all).enumerate() {
         let (Some(before), Some(after)) = (before.plan(), after.plan()) else { continue };
-        if seen.insert((shape(before), shape(after))) {
-            kinds.push(Kind { n, before, after });
-        }
+        let place = *places.entry((shape(before), shape(after))).or_insert_with(|| {
+            kinds.push(Kind { n, resources: BTreeSet::new(), before, after });
+            kinds.len() - 1
+        });
+        kinds[place].resources.insert(&load.requests[n].request.resource);
     }
     kinds
 }
@@ -140,23 +144,21 @@ fn pairs<'a>(
     (found, is_partial)
 }
 
-/// How many pairs of resources these are, and some examples.
+/// How many pairs of resources these are, and some examples. A pair counts once for each pair of kinds that it has.
 fn told(load: &Load, kinds: &[Kind<'_>], pairs: &BTreeSet<(usize, usize)>) -> (usize, Vec<Pair>) {
-    let mut resources = BTreeSet::new();
-    let mut examples = Vec::new();
-    for (a, b) in pairs {
+    let count = |(a, b): &(usize, usize)| {
+        let (one, other) = (kinds[*a].resources.len(), kinds[*b].resources.len());
+        if a == b { one * (one + 1) / 2 } else { one * other }
+    };
+    let example = |(a, b): &(usize, usize)| {
         let (a, b) = (&kinds[*a], &kinds[*b]);
-        let of = |kind: &Kind<'_>| load.requests[kind.n].request.resource.as_str();
-        let (one, other) = (of(a).min(of(b)), of(a).max(of(b)));
-        if resources.insert((one, other)) && examples.len() < EXAMPLES {
-            examples.push(Pair {
-                names: [name(load, a.n), name(load, b.n)],
-                before: [keys(a.before), keys(b.before)],
-                after: [keys(a.after), keys(b.after)],
-            });
+        Pair {
+            names: [name(load, a.n), name(load, b.n)],
+            before: [keys(a.before), keys(b.before)],
+            after: [keys(a.after), keys(b.after)],
         }
-    }
-    (resources.len(), examples)
+    };
+    (pairs.iter().map(count).sum(), pairs.iter().take(EXAMPLES).map(example).collect())
 }
 
 /// The resource of a request, with its labels and its mode.

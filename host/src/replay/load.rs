@@ -1,13 +1,13 @@
 //! The requests of a recording, and how long each lease was held.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::store::StoreModel;
 use crate::lock::Call;
 use crate::lock::record::HttpView;
 use crate::policy::PlanRequest;
-use crate::recording::{Ask, End, Http, Pairs, Recording};
+use crate::recording::{Ask, End, Http, LeaseName, Pairs, Recording};
 
 /// When requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,11 +82,13 @@ impl Load {
     pub fn of(recording: &Recording, arrivals: Arrivals, store_us: Option<u64>) -> Load {
         let began_us = recording.asks.first().map_or(0, |ask| ask.at_us);
         let mut holds = Holds::default();
+        // When the first level of each lease was granted.
+        let mut granted = HashMap::new();
         let mut requests: Vec<Arrival> = recording
             .asks
             .iter()
             .map(|ask| {
-                let (hold, held_us) = hold(recording, ask).unzip();
+                let (hold, held_us) = hold(recording, ask, &mut granted).unzip();
                 if let Some(hold) = hold {
                     holds.by_resource.entry(ask.resource.to_string()).or_default().push(hold);
                     holds.all.push(hold);
@@ -131,18 +133,28 @@ impl Load {
     }
 }
 
-/// How long a lease was used, and how long it lasted, in microseconds.
-fn hold(recording: &Recording, ask: &Ask<'_>) -> Option<(Hold, u64)> {
-    let End { held_us, how, .. } = recording.ends.get(ask.lease.as_ref()?)?;
+/// How long a lease was used, and how long it lasted, in microseconds. All levels of a lease end with it. `granted`: when the
+/// first level of each lease was granted.
+fn hold<'a>(
+    recording: &'a Recording,
+    ask: &'a Ask<'_>,
+    granted: &mut HashMap<&'a LeaseName<'a>, u64>,
+) -> Option<(Hold, u64)> {
+    let name = ask.lease.as_ref()?;
+    let End { held_us, how, .. } = recording.ends.get(name)?;
+    let granted_us = ask.at_us + ask.waited_us;
+    let first_us = *granted.entry(name).or_insert(granted_us);
+    let held_us = held_us.saturating_sub(granted_us.saturating_sub(first_us));
     let ttl_us = ask.plan.as_ref().map_or(0, |plan| u64::from(plan.ttl_ms) * 1_000);
     // A lease that is not renewed ends a little late, because the store's answers are late.
-    let renews = *held_us > ttl_us + ttl_us / 8;
+    let renews = held_us > ttl_us + ttl_us / 8;
     let hold = match &**how {
-        "released" => Hold { us: *held_us, is_released: true, renews },
         // The last renewal was as long before the end as a lease lasts.
-        _ => Hold { us: held_us.saturating_sub(ttl_us), is_released: false, renews },
+        "expired" => Hold { us: held_us.saturating_sub(ttl_us), is_released: false, renews },
+        // Released, or taken away.
+        _ => Hold { us: held_us, is_released: true, renews },
     };
-    Some((hold, *held_us))
+    Some((hold, held_us))
 }
 
 fn request(ask: &Ask<'_>) -> PlanRequest {
@@ -175,22 +187,26 @@ fn pairs(pairs: &Pairs<'_>) -> Vec<(String, String)> {
 
 /// Lets each owner send its requests one after the other, in as many lanes as it sent requests at the same time.
 fn chain(requests: &mut [Arrival]) {
-    let mut lanes: HashMap<String, Vec<(usize, usize)>> = HashMap::new();
+    // Of each owner: when the last request of a lane is over, that request, and the first one of the lane.
+    let mut lanes: HashMap<String, BTreeSet<(u64, usize, usize)>> = HashMap::new();
     for n in 0..requests.len() {
-        let at_us = requests[n].at_us;
+        let (at_us, over_us) = (requests[n].at_us, requests[n].ended_us);
         let lanes = lanes.entry(requests[n].request.owner.clone()).or_default();
-        let free = lanes.iter_mut().filter(|(_, last)| requests[*last].ended_us <= at_us);
-        match free.min_by_key(|(_, last)| requests[*last].ended_us) {
-            Some((_, last)) => {
-                requests[*last].next = Some((n, at_us - requests[*last].ended_us));
+        let free = lanes.first().copied().filter(|(ended_us, ..)| *ended_us <= at_us);
+        match free {
+            Some(lane @ (ended_us, last, first)) => {
+                lanes.remove(&lane);
+                requests[last].next = Some((n, at_us - ended_us));
                 requests[n].is_first = false;
-                *last = n;
+                lanes.insert((over_us, n, first));
             }
-            None => lanes.push((n, n)),
+            None => {
+                lanes.insert((over_us, n, n));
+            }
         }
     }
     // A lane that has sent all its requests begins again.
-    for (first, last) in lanes.into_values().flatten().filter(|(first, last)| first != last) {
+    for (_, last, first) in lanes.into_values().flatten().filter(|(_, last, first)| first != last) {
         let pause_us = requests[first].next.map_or(0, |(_, pause_us)| pause_us);
         requests[last].next = Some((first, pause_us));
     }

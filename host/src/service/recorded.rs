@@ -46,6 +46,8 @@ impl RecordedLeases {
         let Some(token) = lease.token.filter(|_| self.is_used) else { return };
         let name = (lease.keys[0].clone(), token);
         if let Some(known) = self.by_name.remove(&name) {
+            self.names.remove(&known.nonce);
+            self.names.insert(known.nonce, name.clone());
             self.by_name.insert(name, Lease { released: Some(now), ..known });
         }
     }
@@ -61,9 +63,12 @@ impl RecordedLeases {
         Some((name, released.unwrap_or(now).us_since(granted)))
     }
 
-    /// As [`RecordedLeases::ended`], for a lease that was taken away.
+    /// As [`RecordedLeases::ended`], for a lease that was taken away. `None` as well if its client has released it: then the
+    /// end is still to come.
     pub fn gone(&mut self, nonce: u64, now: Instant) -> Option<(Name, u64)> {
-        let (key, token) = self.names.get(&nonce).cloned()?;
+        let name = self.names.get(&nonce)?;
+        self.by_name.get(name).filter(|lease| lease.released.is_none())?;
+        let (key, token) = name.clone();
         self.ended(&key, token, now)
     }
 }

@@ -121,12 +121,14 @@ pub struct Replay<'a> {
 pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
     let Replay { recording, before, after, arrivals, store_us, mut notes } = replay;
     // A policy that fails often is asked again and again: each request counts.
-    let limits = EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() };
-    let engine = Engine::new(&limits, Compiler::Child(Metrics::default())).map_err(other)?;
+    let engine_limits = EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() };
+    let engine = Engine::new(&engine_limits, Compiler::Child(Metrics::default())).map_err(other)?;
     let load = Load::of(recording, arrivals, store_us);
+    // Masks make short names longer.
+    let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits.clone() };
     let loaded = |candidate: &Candidate| {
         let Candidate { name, component, settings } = candidate;
-        policy::load_file(name, component, settings, &engine, &recording.header.limits)
+        policy::load_file(name, component, settings, &engine, &limits)
             .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
     };
     let (before, after) = (loaded(&before)?, loaded(&after)?);
