@@ -1,6 +1,6 @@
 //! What another policy would have done: recorded requests, run again in virtual time.
 //!
-//! The requests of a [`Recording`](crate::recording::Recording) arrive as they did. A policy plans them in its sandbox, and the
+//! The requests of a [`Recording`](crate::recording::Recording) arrive when they were recorded. A policy plans them in its sandbox, and the
 //! lock table of the product decides who gets a key when; a store in memory answers after the time that the recorded store
 //! took. Nobody waits in real time, so a million requests take seconds. The same recording and the same policy give the same
 //! outcome.
@@ -10,11 +10,13 @@
 //! | `load` | the requests of a recording, with how long each lease was held |
 //! | `plans` | what a policy answers to each request |
 //! | `world` | the run: the lock table, the store, the clients |
+//! | `draw` | choices that are the same in each run |
 //! | `store` | how long the store takes |
 //! | `exclusion` | which requests exclude each other under one policy, and no longer do under another |
 //! | `report` | the two runs side by side |
 //! | `page` | the same as an HTML page |
 
+mod draw;
 mod exclusion;
 mod load;
 mod page;

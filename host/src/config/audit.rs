@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::reader::{Section, resolve};
+use super::reader::Section;
 
 /// The audit log.
 #[derive(Clone, Debug, Default)]
@@ -19,9 +19,7 @@ impl AuditConfig {
     /// Reads `[audit]`.
     pub(super) fn read(section: &Section<'_>) -> AuditConfig {
         let config = AuditConfig {
-            file: section.parsed("file", None, |text, place| {
-                Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
-            }),
+            file: section.path("file"),
             max_bytes: section.integer("max_bytes", 4_096..=1_000_000_000_000, 100_000_000),
             keep: section.integer("keep", 1..=1_000, 10),
         };

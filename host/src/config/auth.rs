@@ -9,7 +9,7 @@ use toml::de::DeTable;
 
 use super::fault::{Fault, Location};
 use super::jwt::{JwtIssuer, JwtSubject};
-use super::reader::{Document, Env, Section, defaults, resolve};
+use super::reader::{Document, Env, Section, defaults};
 use super::values::{NAME_RULE, is_plain_name, moment};
 use super::wildcard::Wildcard;
 
@@ -194,9 +194,7 @@ impl Verb {
 impl AuthConfig {
     /// Reads `[auth]`.
     pub(super) fn read(section: &Section<'_>) -> AuthConfig {
-        let file = section.parsed("file", None, |text, place| {
-            Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
-        });
+        let file = section.path("file");
         let allow_anonymous = section.boolean("allow_anonymous", false);
         let max_refused = section.integer("max_refused_per_second", 0..=1_000_000, 100);
         let grace = section.seconds("grace_s", 0..=86_400, 60);

@@ -187,6 +187,13 @@ impl<'a> Section<'a> {
         self.text(key, parse).unwrap_or(default)
     }
 
+    /// Reads a path, relative to the file. `None` if the text is empty.
+    pub fn path(&self, key: &'static str) -> Option<PathBuf> {
+        self.parsed(key, None, |text, place| {
+            Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
+        })
+    }
+
     /// As [`Section::parsed`], for a key without a default.
     pub fn required<T>(
         &self,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::reader::{Section, defaults, resolve};
+use super::reader::{Section, defaults};
 
 /// What is recorded of the lock requests of this proxy, and where.
 #[derive(Clone, Debug)]
@@ -38,9 +38,7 @@ impl RecordingConfig {
     /// Reads `[recording]`.
     pub(super) fn read(section: &Section<'_>) -> RecordingConfig {
         let config = RecordingConfig {
-            dir: section.parsed("dir", None, |text, place| {
-                Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
-            }),
+            dir: section.path("dir"),
             share: f64::from(section.integer("share_percent", 1..=100, 100_u32)) / 100.0,
             file_bytes: section.integer("file_bytes", 65_536..=1_000_000_000_000, 67_108_864),
             files: section.integer("files", 1..=10_000, 8),

@@ -180,7 +180,7 @@ pub struct StoreTimes {
 }
 
 impl StoreTimes {
-    /// The parts of all answers for which a time is recorded.
+    /// The quantiles that are recorded.
     pub const PARTS: [f64; 6] = [0.05, 0.25, 0.5, 0.75, 0.95, 0.99];
 }
 

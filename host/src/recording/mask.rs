@@ -50,8 +50,7 @@ impl Mask {
 
     fn hashed(&self, text: &str) -> String {
         let tag = hmac::sign(&self.key, text.as_bytes());
-        let digits = tag.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        digits.take(DIGITS).filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
+        tag.as_ref()[..DIGITS / 2].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// A name of which policies read the parts between slashes, such as a resource or a key.

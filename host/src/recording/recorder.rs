@@ -83,10 +83,10 @@ impl Recorder {
         }
     }
 
-    /// Counts how long the store took for an operation.
-    pub fn took(&self, us: u64) {
+    /// The store has answered what it was asked at `asked_at`.
+    pub fn answered(&self, asked_at: Instant) {
         if let Some(inner) = &self.0 {
-            inner.shared.times.count(us);
+            inner.shared.times.count(clock::now().us_since(asked_at));
         }
     }
 }

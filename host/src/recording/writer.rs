@@ -108,7 +108,7 @@ impl Writer {
     fn run(mut self, entries: &Receiver<Entry>) {
         let mut flushed = clock::now();
         loop {
-            // A thread that waits for each line would have to be woken for each line.
+            // A pause costs less than a wake-up for each line.
             thread::sleep(PAUSE);
             let is_over = self.counts.is_over.load(Relaxed);
             // No more at a time than there are places, so that flushes are never late.

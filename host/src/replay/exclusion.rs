@@ -1,4 +1,4 @@
-//! Which requests exclude each other under one policy, and no longer do under another.
+//! Finds requests that exclude each other under one policy but not under another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ const KEPT: usize = 1_000_000;
 const EXAMPLES: usize = 10;
 
 /// The difference between two policies.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Exclusion {
     /// How many pairs of resources exclude each other under the first policy and not under the second.
     pub lost: usize,
@@ -79,13 +79,11 @@ impl Exclusion {
     /// Compares the plans of two policies for the same requests.
     pub fn between(load: &Load, before: &Plans, after: &Plans) -> Exclusion {
         let kinds = kinds(load, before, after);
-        let mut found = Exclusion::default();
         let (lost, partial) = pairs(&kinds, |kind| kind.before, |kind| kind.after);
         let (new, also_partial) = pairs(&kinds, |kind| kind.after, |kind| kind.before);
-        (found.lost, found.lost_examples) = told(load, &kinds, &lost);
-        (found.new, found.new_examples) = told(load, &kinds, &new);
-        found.is_partial = partial || also_partial;
-        found
+        let (lost, lost_examples) = told(load, &kinds, &lost);
+        let (new, new_examples) = told(load, &kinds, &new);
+        Exclusion { lost, lost_examples, new, new_examples, is_partial: partial || also_partial }
     }
 }
 
@@ -177,10 +175,15 @@ fn name(load: &Load, n: usize) -> String {
     }
 }
 
-/// The keys of a plan, in words.
-fn keys(plan: &Plan) -> String {
+/// The names of a plan's keys, in words.
+pub(super) fn key_names(plan: &Plan) -> String {
     let keys: Vec<&str> = plan.keys.iter().map(Key::as_str).collect();
-    let keys = keys.join(if plan.any { " or " } else { " and " });
+    keys.join(if plan.any { " or " } else { " and " })
+}
+
+/// The keys of a plan and how they are held, in words.
+fn keys(plan: &Plan) -> String {
+    let keys = key_names(plan);
     let how = match plan.mode {
         Mode::Exclusive => String::new(),
         Mode::Shared => ", shared".to_owned(),
@@ -196,7 +199,7 @@ pub struct Overlaps {
     pub count: u64,
     /// Some of the pairs of requests.
     pub examples: Vec<(usize, usize)>,
-    /// The requests that use a lease now, by the keys of the other policy.
+    /// The requests that hold a lease now, under each key that the other policy gives them.
     held: HashMap<Key, Vec<usize>>,
 }
 
@@ -206,7 +209,8 @@ impl Overlaps {
         Overlaps { examples: self.examples.iter().map(|(a, b)| (of(*a), of(*b))).collect(), ..self }
     }
 
-    /// A request begins to use its lease. `plan`: that of the other policy. `excludes` tells whether the other policy excludes it and another one.
+    /// A request begins to use its lease. `plan`: the plan of the other policy for it. `excludes`: whether that policy keeps
+    /// it and another request apart.
     pub(super) fn begin(&mut self, n: usize, plan: &Plan, excludes: impl Fn(&usize) -> bool) {
         let mut beside = BTreeSet::new();
         for key in &*plan.keys {

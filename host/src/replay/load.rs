@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::draw::drawn;
 use super::store::StoreModel;
 use crate::lock::Call;
 use crate::lock::record::HttpView;
@@ -56,8 +57,6 @@ pub struct Arrival {
     pub outcome: String,
     /// The recorded wait, in microseconds.
     pub waited_us: u64,
-    /// The recorded group of the plan.
-    pub group: String,
 }
 
 /// How long a lease is held.
@@ -104,7 +103,6 @@ impl Load {
                     ended_us: ask.at_us - began_us + ask.waited_us + held_us.unwrap_or_default(),
                     outcome: ask.outcome.to_string(),
                     waited_us: ask.waited_us,
-                    group: ask.plan.as_ref().map(|plan| plan.group.to_string()).unwrap_or_default(),
                 }
             })
             .collect();
@@ -121,13 +119,7 @@ impl Load {
         let Arrival { hold, request, .. } = &self.requests[n];
         let guess = || {
             let of = self.holds.by_resource.get(&request.resource).unwrap_or(&self.holds.all);
-            // Any of them, and the same in each run.
-            let at = (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-            of.get(at as usize % of.len().max(1)).copied().unwrap_or(Hold {
-                us: 0,
-                is_released: true,
-                renews: false,
-            })
+            drawn(of, n as u64).copied().unwrap_or(Hold { us: 0, is_released: true, renews: false })
         };
         hold.map_or_else(|| (guess(), true), |hold| (hold, false))
     }

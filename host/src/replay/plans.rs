@@ -40,8 +40,8 @@ impl Planned {
 }
 
 impl Plans {
-    /// How many of the requests were recorded with another plan. Their keys are not compared if those were masked: then
-    /// their number is.
+    /// How many of the requests were recorded with another plan. The names of keys may be masked, so only their number is
+    /// compared.
     pub fn unlike(&self, asks: &[Ask<'_>]) -> usize {
         let is_unlike = |(ask, planned): &(&Ask<'_>, &Planned)| match (&ask.plan, planned.plan()) {
             (None, None) => false,

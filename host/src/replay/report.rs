@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::exclusion::{Exclusion, Pair};
+use super::exclusion::{Exclusion, Pair, key_names};
 use super::load::Load;
 use super::plans::{Planned, Plans};
 use super::world::Run;
@@ -13,7 +13,7 @@ use crate::policy::Plan;
 
 /// How many examples are given of each change of the plans.
 const EXAMPLES: usize = 3;
-/// The points of a distribution of waits, in parts of all requests.
+/// The quantiles at which a distribution of waits is given.
 const POINTS: [f64; 11] = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0];
 
 /// What the candidate changes.
@@ -94,7 +94,7 @@ pub struct PlanChange {
     pub field: &'static str,
     /// How many requests have another value.
     pub requests: usize,
-    /// Some of them: the resource, the value before and after.
+    /// Examples: the resource, the old value and the new value.
     pub examples: Vec<[String; 3]>,
 }
 
@@ -131,7 +131,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// The parts of all requests at which a distribution is given.
+    /// The quantiles at which a distribution is given.
     pub fn points() -> &'static [f64] {
         &POINTS
     }
@@ -233,7 +233,7 @@ impl Group {
             let (before, after) = (share(before) * 100.0, share(after) * 100.0);
             return Some(format!("of {name}, {after:.1} % are granted, and {before:.1} % before"));
         }
-        // Shorter waits than this are not compared.
+        // A ratio of very short waits says little.
         let (before, after) = (before.p99_ms.max(SHORT_MS), after.p99_ms);
         (after > before * factor).then(|| {
             format!(
@@ -245,7 +245,7 @@ impl Group {
 
 /// By how much the granted share of a group may fall.
 const SHARE: f64 = 0.01;
-/// See [`Group::is_slower`], in milliseconds.
+/// A shorter wait under the recorded policy counts as one of this length, in milliseconds.
 const SHORT_MS: f64 = 1.0;
 
 /// One policy with its answers and its run.
@@ -416,10 +416,9 @@ fn changes(load: &Load, before: &Plans, after: &Plans) -> (usize, Vec<PlanChange
 
 /// The parts of a plan, in words.
 fn fields(plan: &Plan) -> Vec<(&'static str, String)> {
-    let keys: Vec<&str> = plan.keys.iter().map(crate::lock::Key::as_str).collect();
     let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     vec![
-        ("keys", keys.join(if plan.any { " or " } else { " and " })),
+        ("keys", key_names(plan)),
         ("primitive", plan.primitive.as_str().to_owned()),
         ("second primitive", plan.second.map_or("", Primitive::as_str).to_owned()),
         ("mode", format!("{:?}", plan.mode)),

@@ -1,5 +1,6 @@
 //! How long the store of a run takes: as the recorded store did.
 
+use super::draw::drawn;
 use crate::recording::StoreTimes;
 
 /// How long the store takes if the recording does not say, in microseconds.
@@ -45,9 +46,7 @@ impl StoreModel {
     pub fn takes_us(&self, at_us: u64, n: u64) -> u64 {
         let at = self.periods.partition_point(|period| period.until_us < at_us);
         let Some(period) = self.periods.get(at).or(self.periods.last()) else { return ASSUMED_US };
-        // Any of them, and the same in each run.
-        let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        period.times_us[mixed as usize % period.times_us.len()]
+        drawn(&period.times_us, n).copied().unwrap_or(ASSUMED_US)
     }
 }
 

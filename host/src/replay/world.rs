@@ -14,7 +14,7 @@ use crate::lock::table::{
     Verdict, Waiter, WaiterId, built_in_backoff,
 };
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Token};
-use crate::policy::{self, Backoff, Generation, GroupView, Hook, Plan, QueueView, WaiterView};
+use crate::policy::{self, Generation, GroupView, Hook, Plan, QueueView, WaiterView};
 
 /// When a run begins: no time is 0.
 const BEGINS_US: u64 = 1_000_000;
@@ -283,7 +283,7 @@ impl World<'_> {
     /// The owner of a request that is over sends its next one.
     fn go_on(&mut self, n: usize) {
         let Some((next, pause_us)) = self.load.requests[self.of[n]].next else { return };
-        // A client that is refused at once does not ask again at once.
+        // Otherwise a client that is refused at once would ask for ever at the same moment.
         let at = self.now.plus_us(pause_us.max(LEAST_PAUSE_US));
         let is_over =
             at.0 > BEGINS_US + self.load.span_us || self.of.len() > self.load.requests.len() * REPEATS;
@@ -329,17 +329,7 @@ impl World<'_> {
     }
 
     fn decide(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        let env = Env {
-            now: self.server_now(),
-            floor: Token::default(),
-            renamed: Token::default(),
-            others: Token::default(),
-            grants_from: ServerTime(0),
-            takeover: true,
-            longest_us: u64::MAX,
-            set_back_us: 0,
-            steady: true,
-        };
+        let env = Env::certain(self.server_now());
         let mut records = Records::default();
         let mut keys: Vec<Key> = ops.iter().flat_map(Op::keys).cloned().collect();
         keys.sort_unstable();
@@ -377,11 +367,7 @@ impl World<'_> {
             })
         };
         let waiters: Vec<WaiterView> = candidates.iter().filter_map(view).collect();
-        let groups = groups.into_iter().map(|share| GroupView {
-            group: share.group,
-            waiting: share.waiting,
-            recent_grants: share.recent_grants,
-        });
+        let groups = groups.into_iter().map(GroupView::from);
         let queue = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: seed(choice) };
         match self.generation.choose(&queue)? {
             Ok(n) => candidates.get(n).map(|candidate| candidate.waiter),
@@ -397,22 +383,10 @@ impl World<'_> {
         let seed = seed(self.serial);
         let built_in = built_in_backoff(contention.attempt, seed);
         let plan = self.plan((waiter.0 - 1) as usize);
-        let view = policy::Contention {
-            key: key.clone(),
-            attempt: contention.attempt,
-            waited_ms: contention.waited_ms,
-            wait_left_ms: contention.wait_left_ms,
-            holder_left_ms: contention.holder_left_ms,
-            holder: contention.holder.into(),
-            waiters: contention.waiters,
-            last_sleep_ms: contention.last_sleep_ms,
-            labels: plan.map(|plan| plan.labels.clone()).unwrap_or_default().into(),
-            seed,
-        };
+        let labels = plan.map(|plan| plan.labels.clone()).unwrap_or_default().into();
+        let view = policy::Contention::of(key.clone(), contention, labels, seed);
         match self.generation.backoff(&view) {
-            Some(Ok(Backoff::Poll { after_ms })) => Next::Poll { after_ms },
-            Some(Ok(Backoff::WakeUp)) => Next::WakeUp,
-            Some(Ok(Backoff::GiveUp { reason })) => Next::GiveUp { reason },
+            Some(Ok(decision)) => decision.into(),
             Some(Err(fault)) => {
                 self.fault(&fault);
                 built_in

@@ -82,9 +82,8 @@ async fn attempt(
         // A request that is planned again waits for the rest of its time.
         planned.plan.wait_ms = planned.plan.wait_ms.saturating_sub(clock::now().ms_since(began));
         let charge = request.charge(&planned.plan)?;
-        let Some(result) = enqueue(shared, request, &planned, charge, is_sampled(recorded)).await else {
-            continue;
-        };
+        let is_recorded = recorded.as_ref().is_some_and(Asking::is_sampled);
+        let Some(result) = enqueue(shared, request, &planned, charge, is_recorded).await else { continue };
         return match result {
             // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
             // the keys.
@@ -116,10 +115,6 @@ fn record(
         }
         Err(_) => {}
     }
-}
-
-fn is_sampled(recorded: &Option<Asking>) -> bool {
-    recorded.as_ref().is_some_and(Asking::is_sampled)
 }
 
 /// Queues a planned request and waits for the answer. Returns `None` if the policy was replaced since the

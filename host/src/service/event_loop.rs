@@ -17,11 +17,11 @@ use crate::clock;
 use crate::lock::maps::{BoundedMap, HashMap};
 use crate::lock::record::{Claim, NextWaiter, Op, Outcome};
 use crate::lock::table::{
-    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, SubmissionId, Table,
+    Action, Answered, Candidate, Contention, Event, GroupShare, Note, ReleaseId, SubmissionId, Table,
     Unheard, Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Key, Token};
-use crate::policy::{self, Backoff, GroupView, QueueView, WaiterView};
+use crate::policy::{self, GroupView, QueueView, WaiterView};
 use crate::random;
 use crate::store::{Reply, StoreError};
 use crate::vital;
@@ -122,7 +122,7 @@ impl EventLoop {
                 };
                 let unheard = |error: StoreError| Unheard { sent: error.was_sent(), why: error.why() };
                 if let Ok(reply) = &result {
-                    self.shared.recorder.took(clock::now().us_since(reply.asked_at));
+                    self.shared.recorder.answered(reply.asked_at);
                 }
                 let result = result.map(answered).map_err(unheard);
                 self.handle(Event::Completed { ticket, result });
@@ -283,11 +283,7 @@ impl EventLoop {
         let ids: Vec<WaiterId> = candidates.iter().map(|candidate| candidate.waiter).collect();
         let generation = ids.first().and_then(|id| self.pending.get(id)).map(|p| p.generation.clone());
         let waiters = candidates.iter().filter_map(|candidate| self.waiter_view(&key, candidate)).collect();
-        let groups = groups.into_iter().map(|share| GroupView {
-            group: share.group,
-            waiting: share.waiting,
-            recent_grants: share.recent_grants,
-        });
+        let groups = groups.into_iter().map(GroupView::from);
         let view = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: random::number() };
         let mut answer = self.answer(Msg::Chosen { key, choice, waiter: None, by: built_in() });
         vital::detach(async move {
@@ -320,27 +316,11 @@ impl EventLoop {
         let mut answer = self.answer(Msg::Backoff { waiter, key: key.clone(), decision, by: built_in() });
         let Some(pending) = self.pending.get(&waiter) else { return };
         let generation = pending.generation.clone();
-        let view = policy::Contention {
-            key,
-            attempt: contention.attempt,
-            waited_ms: contention.waited_ms,
-            wait_left_ms: contention.wait_left_ms,
-            holder_left_ms: contention.holder_left_ms,
-            holder: contention.holder.into(),
-            waiters: contention.waiters,
-            last_sleep_ms: contention.last_sleep_ms,
-            labels: pending.labels.clone(),
-            seed,
-        };
+        let view = policy::Contention::of(key, contention, pending.labels.clone(), seed);
         vital::detach(async move {
-            let next = match generation.backoff(&view) {
-                Some(Ok(Backoff::Poll { after_ms })) => Next::Poll { after_ms },
-                Some(Ok(Backoff::WakeUp)) => Next::WakeUp,
-                Some(Ok(Backoff::GiveUp { reason })) => Next::GiveUp { reason },
-                _ => return,
-            };
+            let Some(Ok(next)) = generation.backoff(&view) else { return };
             if let Some(Msg::Backoff { decision, by, .. }) = &mut answer.message {
-                (*decision, *by) = (next, generation.id().clone());
+                (*decision, *by) = (next.into(), generation.id().clone());
             }
         });
     }
@@ -369,37 +349,34 @@ impl EventLoop {
         }
     }
 
-    fn record_end(&mut self, key: &Key, token: Token, how: &'static str) {
+    /// Counts the end of a lease, and records it. `how`: `released`, `handed_off`, `expired` or `lost`.
+    fn lease_ended(&mut self, key: &Key, token: Token, how: &'static str, held_ms: u32) {
+        self.shared.metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
         if let Some((name, held_us)) = self.recorded.ended(key, token, clock::now()) {
+            let how = if how == "handed_off" { "released" } else { how };
             self.shared.recorder.ended(name, how, held_us);
         }
     }
 
     fn noted(&mut self, note: Note) {
-        let metrics = self.shared.metrics.clone();
-        let ended = |how, held_ms: u32| {
-            metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
-        };
         match note {
             Note::Granted { key, owner, token, from_release } => {
                 let kind = if from_release { NoticeKind::HandedOff } else { NoticeKind::Granted };
                 self.notice(&key, kind, &owner, Some(token));
             }
             Note::Released { key, owner, token, held_ms, handed_off } => {
-                self.record_end(&key, token, "released");
-                ended(if handed_off { "handed_off" } else { "released" }, held_ms);
+                let how = if handed_off { "handed_off" } else { "released" };
+                self.lease_ended(&key, token, how, held_ms);
                 if !handed_off {
                     self.notice(&key, NoticeKind::Released, &owner, Some(token));
                 }
             }
             Note::Expired { key, owner, token, held_ms } => {
-                self.record_end(&key, token, "expired");
-                ended("expired", held_ms);
+                self.lease_ended(&key, token, "expired", held_ms);
                 self.notice(&key, NoticeKind::Expired, &owner, Some(token));
             }
             Note::Lost { key, owner, token, held_ms } => {
-                self.record_end(&key, token, "lost");
-                ended("lost", held_ms);
+                self.lease_ended(&key, token, "lost", held_ms);
                 self.notice(&key, NoticeKind::Lost, &owner, Some(token));
             }
         }

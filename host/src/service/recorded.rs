@@ -1,4 +1,4 @@
-//! The leases of recorded requests, until their ends are recorded.
+//! Tracks the leases of recorded requests until they end.
 
 use crate::lock::maps::BoundedMap;
 use crate::lock::{Instant, Key, LeaseRef, Token};

@@ -54,17 +54,7 @@ pub struct DecisionInputs {
 
 impl DecisionInputs {
     fn env(&self) -> Env {
-        Env {
-            now: self.now,
-            floor: Token::default(),
-            renamed: Token::default(),
-            others: self.above,
-            grants_from: self.grants_from,
-            takeover: true,
-            longest_us: u64::MAX,
-            set_back_us: 0,
-            steady: true,
-        }
+        Env { others: self.above, grants_from: self.grants_from, ..Env::certain(self.now) }
     }
 
     fn capped(&self, outcome: Outcome) -> Outcome {

@@ -31,6 +31,21 @@ pub struct Env {
 }
 
 impl Env {
+    /// The state of a store that is the only one there ever was, and whose clock was never set.
+    pub fn certain(now: ServerTime) -> Env {
+        Env {
+            now,
+            floor: Token::default(),
+            renamed: Token::default(),
+            others: Token::default(),
+            grants_from: ServerTime(0),
+            takeover: true,
+            longest_us: u64::MAX,
+            set_back_us: 0,
+            steady: true,
+        }
+    }
+
     /// The next token of a key whose last token is `last`.
     pub(super) fn token_after(&self, last: Token) -> Token {
         last.max(self.floor).max(self.others).next()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Definition, Hook, shortened};
 use crate::lock::Key;
+use crate::lock::table::{self, Next};
 use crate::policy::bindings::{self, backoff as wit};
 use crate::policy::check::Trial;
 use crate::policy::module::Module;
@@ -79,7 +80,38 @@ fn clamp(from: wit::Decision) -> Backoff {
     }
 }
 
+impl From<Backoff> for Next {
+    fn from(decision: Backoff) -> Next {
+        match decision {
+            Backoff::Poll { after_ms } => Next::Poll { after_ms },
+            Backoff::WakeUp => Next::WakeUp,
+            Backoff::GiveUp { reason } => Next::GiveUp { reason },
+        }
+    }
+}
+
 impl Contention {
+    /// What the hook sees of what the lock table asks about a waiter, with the labels of its plan.
+    pub fn of(
+        key: Key,
+        asked: table::Contention,
+        labels: Arc<[(Box<str>, Box<str>)]>,
+        seed: u32,
+    ) -> Contention {
+        Contention {
+            key,
+            attempt: asked.attempt,
+            waited_ms: asked.waited_ms,
+            wait_left_ms: asked.wait_left_ms,
+            holder_left_ms: asked.holder_left_ms,
+            holder: asked.holder.into(),
+            waiters: asked.waiters,
+            last_sleep_ms: asked.last_sleep_ms,
+            labels,
+            seed,
+        }
+    }
+
     fn to_wit(&self) -> wit::Contention {
         wit::Contention {
             key: self.key.as_str().to_owned(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Definition, Hook};
+use crate::lock::table::GroupShare;
 use crate::lock::{Key, Mode};
 use crate::policy::bindings::{self, fairness as wit};
 use crate::policy::check::Trial;
@@ -54,6 +55,13 @@ pub struct GroupView {
     pub waiting: u32,
     /// The number of the key's recent grants that went to the group.
     pub recent_grants: u32,
+}
+
+impl From<GroupShare> for GroupView {
+    fn from(share: GroupShare) -> GroupView {
+        let GroupShare { group, waiting, recent_grants } = share;
+        GroupView { group, waiting, recent_grants }
+    }
 }
 
 impl Generation {

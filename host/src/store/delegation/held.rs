@@ -93,7 +93,7 @@ impl Held {
         if !group.iter().all(|op| self.is_local(op, bounds)) {
             return Decision::GoBack;
         }
-        let env = env(now);
+        let env = Env::certain(by_own_clock(now));
         let mut records = Records::default();
         records.insert(self.key.clone(), Some(self.record.clone()));
         let mut outcomes = Vec::with_capacity(group.len());
@@ -246,20 +246,6 @@ fn ends(record: &Record) -> ServerTime {
 /// The records in memory have times by this proxy's own clock.
 fn by_own_clock(own: Instant) -> ServerTime {
     ServerTime(own.0)
-}
-
-fn env(now: Instant) -> Env {
-    Env {
-        now: by_own_clock(now),
-        floor: Token::default(),
-        renamed: Token::default(),
-        others: Token::default(),
-        grants_from: ServerTime(0),
-        takeover: true,
-        longest_us: u64::MAX,
-        set_back_us: 0,
-        steady: true,
-    }
 }
 
 #[cfg(test)]

@@ -23,17 +23,7 @@ impl Sim {
         batch_id: BatchId,
         commits: bool,
     ) -> Vec<Vec<Outcome>> {
-        let env = Env {
-            now: self.server_now(),
-            floor: Token(0),
-            renamed: Token(0),
-            others: Token(0),
-            grants_from: ServerTime(0),
-            takeover: true,
-            longest_us: u64::MAX,
-            set_back_us: 0,
-            steady: true,
-        };
+        let env = Env::certain(self.server_now());
         let mut records = Records::default();
         for key in groups.iter().flatten().flat_map(Op::keys) {
             records.insert(key.clone(), self.store.get(key).cloned());
