@@ -22,6 +22,7 @@ use crate::fronts::routes::{Methods, Needs, Route};
 use crate::fronts::{Access, Admitted, Code, Refusal};
 use crate::http::{self, Handler, Peer, Problem, Request, Response};
 use crate::lock::Key;
+use crate::net::Addresses;
 use crate::service::{Principal, Service};
 use crate::telemetry::Metrics;
 
@@ -175,7 +176,14 @@ impl Admin {
 }
 
 /// The handler of a listener that has health and metrics alone, for programs without credentials.
-pub struct Health(pub Admin);
+pub struct Health {
+    admin: Admin,
+    /// The answers that the clients of each address have not read.
+    unread: Arc<Addresses>,
+}
+
+/// The most answers of the listener of health that the clients of an address may leave unread.
+const MAX_UNREAD: usize = 16;
 
 /// The paths of that listener.
 const HEALTH: &[Route<Call>] = &[
@@ -184,11 +192,31 @@ const HEALTH: &[Route<Call>] = &[
     route(Methods::Get, "/metrics", Call::Metrics, &[]),
 ];
 
+impl Health {
+    /// The handler of the listener of health for this admin API.
+    pub fn new(admin: Admin) -> Health {
+        Health { admin, unread: Arc::new(Addresses::new(MAX_UNREAD)) }
+    }
+
+    async fn answer(&self, request: Request, peer: &Peer) -> Result<Response, Problem> {
+        let Some(unread) = self.unread.take(peer.address.origin()) else {
+            let detail = format!("the clients of this address have not read {MAX_UNREAD} answers");
+            let refusal = Refusal::new(Code::TooManyRequests, detail).with("limit", "health.unread");
+            let problem = Problem::from(refusal.with("bound", MAX_UNREAD));
+            self.admin.access.refused(None, &problem).await;
+            return Err(problem);
+        };
+        let mut response = self.admin.answer(HEALTH, request, peer).await?;
+        response.body_mut().counts(Some(Arc::new(unread)));
+        Ok(response)
+    }
+}
+
 impl Handler for Health {
     const FRONT: &'static str = "health";
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
-        self.0.answer(HEALTH, request, peer).await.unwrap_or_else(Problem::into_response)
+        self.answer(request, peer).await.unwrap_or_else(Problem::into_response)
     }
 }
 

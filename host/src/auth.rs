@@ -126,6 +126,16 @@ impl Auth {
         true
     }
 
+    /// Whether the credentials have a signature to verify.
+    pub fn has_signature(&self, credentials: Credentials<'_>) -> bool {
+        match (&self.current, credentials) {
+            (Some(current), Credentials::Token(token) | Credentials::Password(_, token)) => {
+                current.rules.load().has_signature(token)
+            }
+            _ => false,
+        }
+    }
+
     /// The client that sent a request; `None` if nobody is asked for credentials.
     ///
     /// # Errors

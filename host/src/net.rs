@@ -34,13 +34,11 @@ mod timed;
 mod tls;
 mod unix;
 
-pub use addresses::{Origin, Place};
+pub use addresses::{Addresses, Origin, Place};
 pub use listener::{Listener, keep_alive, raise_file_limit};
 pub use peer::{Peer, PeerAddress};
 pub use stream::Stream;
 pub use tls::Tls;
-
-use addresses::Addresses;
 
 /// Serves the connections of a listener.
 pub trait Protocol: Send + Sync + 'static {

@@ -77,7 +77,7 @@ use message::Msg;
 use rules::RulesGate;
 
 pub use context::Service;
-pub use errors::{AcquireError, LeaseError};
+pub use errors::{AcquireError, LeaseError, ListError};
 pub use guarded::Guarded;
 pub use hold::{Hold, HoldEvent, Keeping};
 pub use lease::{Lease, Renewed};

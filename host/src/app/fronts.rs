@@ -75,7 +75,7 @@ impl Listeners {
         }
         let mut operators = Vec::new();
         if let Some(listener) = self.health {
-            let health = Health(fronts.admin.clone());
+            let health = Health::new(fronts.admin.clone());
             operators.push(http.serve("the listener of health and metrics", listener, health, &drained));
         }
         operators.push(http.serve("the listener of the admin API", self.admin, fronts.admin, &drained));

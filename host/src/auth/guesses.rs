@@ -11,8 +11,8 @@ use crate::mutex::Mutex;
 const MAX_REMEMBERED: usize = 65_536;
 
 /// Counts the credentials that were refused, by the address that they came from. When an address has used up its allowance,
-/// only credentials are looked at that were accepted from there before; others are refused without a look. Cheap to
-/// clone. `O` is what counts as an address.
+/// [`Guesses::check`] passes only credentials that were accepted from there before. Cheap to clone. `O` is what counts as an
+/// address.
 pub struct Guesses<O>(Option<Arc<Inner<O>>>);
 
 struct Inner<O> {
@@ -45,7 +45,7 @@ impl<O: Copy + Eq + Hash> Guesses<O> {
         }))
     }
 
-    /// Whether the credentials may be looked at.
+    /// Whether the address has an allowance left, or these credentials were accepted from there before.
     ///
     /// # Errors
     /// Too many credentials from this address were refused, and these are not known to be valid.

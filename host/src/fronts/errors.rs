@@ -7,7 +7,7 @@ use super::refusal::{Code, Hint, Refusal};
 use crate::auth::{OverLimit, Quota, Unauthenticated};
 use crate::clock;
 use crate::lock::record::HeldBy;
-use crate::service::{AcquireError, LeaseError};
+use crate::service::{AcquireError, LeaseError, ListError};
 use crate::store::StoreError;
 
 /// After a refusal because of the store, a client should ask again after this time.
@@ -98,6 +98,15 @@ impl From<LeaseError> for Refusal {
             LeaseError::Lost => Refusal::new(Code::Lost, detail),
             LeaseError::Forbidden => Refusal::new(Code::Forbidden, detail),
             LeaseError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<ListError> for Refusal {
+    fn from(error: ListError) -> Refusal {
+        match error {
+            ListError::TooManyKeys { .. } => Refusal::invalid("prefix", error.to_string()),
+            ListError::Store(error) => error.into(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::refusal::{Code, Hint, Refusal};
 use crate::http::{Kind, Problem};
 use crate::lock::Call;
-use crate::service::{AcquireError, LeaseError};
+use crate::service::{AcquireError, LeaseError, ListError};
 use crate::store::StoreError;
 
 impl From<Code> for Kind {
@@ -65,6 +65,12 @@ impl From<AcquireError> for Problem {
 
 impl From<LeaseError> for Problem {
     fn from(error: LeaseError) -> Problem {
+        Refusal::from(error).into()
+    }
+}
+
+impl From<ListError> for Problem {
+    fn from(error: ListError) -> Problem {
         Refusal::from(error).into()
     }
 }

@@ -1,4 +1,4 @@
-//! Where clients come from, and how many open connections they have.
+//! Where clients come from, and how many of something each address has: open connections, or answers that it has not read.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,15 +25,15 @@ impl Origin {
     }
 }
 
-/// Counts the open connections from each address. It knows the addresses that have one, and no others.
+/// Counts something for each address, such as its open connections. It knows the addresses that have one, and no others.
 #[derive(Debug)]
-pub(super) struct Addresses {
-    /// The most connections from an address.
+pub struct Addresses {
+    /// The most that an address may have.
     max: usize,
     open: Mutex<HashMap<Origin, usize>>,
 }
 
-/// A connection that counts at its address until this is dropped.
+/// One that counts at its address until this is dropped.
 #[derive(Debug)]
 pub struct Place {
     addresses: Arc<Addresses>,
@@ -41,11 +41,12 @@ pub struct Place {
 }
 
 impl Addresses {
+    /// Allows each address so many.
     pub fn new(max: usize) -> Addresses {
         Addresses { max, open: Mutex::default() }
     }
 
-    /// Counts a connection. `None` if the address has as many as it may have.
+    /// Counts one more. `None` if the address has as many as it may have.
     pub fn take(self: &Arc<Addresses>, origin: Origin) -> Option<Place> {
         let mut open = self.open.lock();
         let count = open.entry(origin).or_default();

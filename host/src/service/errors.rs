@@ -153,6 +153,20 @@ impl AcquireError {
     }
 }
 
+/// Why a list of locks cannot be answered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ListError {
+    /// The client may read none of the keys that were read for it, and there are more.
+    #[error("none of the first {read} keys is one that you may read: ask for a longer prefix")]
+    TooManyKeys {
+        /// How many keys were read.
+        read: usize,
+    },
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 /// Why a renewal or release had no effect.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{broadcast, oneshot};
 
 use super::context::{Service, ServiceContext};
+use super::errors::ListError;
 use super::message::Msg;
 use super::principal::Principal;
 use super::views::{LockEntry, LockPage, LockView, Notice};
@@ -15,21 +16,23 @@ use crate::store::{Page, StoreError};
 
 /// How many keys are read at once for a client that may not read all of them.
 const READ_AT_ONCE: usize = 1_000;
+/// The most keys that are read for one page.
+const MAX_READ: usize = 100_000;
 
 impl Service {
     /// A page of at most `limit` held keys that the client may read, with this prefix, in byte order, that come after
-    /// `after`.
+    /// `after`. The page ends early after 100,000 keys.
     ///
     /// # Errors
-    /// If the store cannot be read.
+    /// If the store cannot be read, or the client may read none of the first 100,000 keys.
     pub async fn list(
         &self,
         principal: &Principal,
         prefix: String,
         mut after: Option<Key>,
         limit: usize,
-    ) -> Result<LockPage, StoreError> {
-        let (mut locks, mut silent) = (Vec::new(), Vec::new());
+    ) -> Result<LockPage, ListError> {
+        let (mut locks, mut silent, mut read) = (Vec::new(), Vec::new(), 0);
         let (ranges, page) = match principal.identity() {
             // Each key of a page can be read.
             None => (vec![prefix], limit),
@@ -40,6 +43,7 @@ impl Service {
             let Page { items, more, unheard } =
                 self.shared.store.list(range.clone(), after.clone(), page).await?;
             silent.extend(unheard.into_iter().filter(|store| !silent.contains(store)).collect::<Vec<_>>());
+            read += items.len();
             let readable = items.iter().filter(|stored| principal.may(Verb::Read, stored.key.as_str()));
             locks.extend(readable.map(|stored| LockEntry::of(stored, principal)));
             match items.last() {
@@ -51,6 +55,12 @@ impl Service {
                 let more = ranges.peek().is_some() || locks.len() > limit;
                 locks.truncate(limit);
                 return Ok(LockPage { locks, more, unheard: silent });
+            }
+            if read >= MAX_READ && ranges.peek().is_some() {
+                return match locks.is_empty() {
+                    false => Ok(LockPage { locks, more: true, unheard: silent }),
+                    true => Err(ListError::TooManyKeys { read }),
+                };
             }
         }
         Ok(LockPage { locks, more: false, unheard: silent })

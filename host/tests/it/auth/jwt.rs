@@ -57,7 +57,12 @@ fn with(subject: &str, name: &str, value: Value) -> Value {
 
 /// A proxy with an issuer; `billing` has one subject, the operator another one.
 async fn start(kind: Kind, signers: &[&Signer]) -> Secured {
-    let secured = Secured::start(kind, "max_refused_per_second = 0\n[audit]\nfile = \"audit.log\"\n").await;
+    start_with(kind, signers, "max_refused_per_second = 0\n").await
+}
+
+/// As [`start`], with these settings of `[auth]`.
+async fn start_with(kind: Kind, signers: &[&Signer], auth: &str) -> Secured {
+    let secured = Secured::start(kind, &format!("{auth}[audit]\nfile = \"audit.log\"\n")).await;
     write_keys(&secured, signers);
     write(&secured.file(), &rules(&secured));
     let client = secured.proxy.client().with_token(&signers[0].token("spiffe://test/billing"));
@@ -150,6 +155,27 @@ on_both! {
             assert!(audit.contains(what), "{what}: {audit}");
             assert!(!audit.contains(token.as_str()) && !secured.proxy.log().contains(token.as_str()));
         }
+    }
+
+    /// To verify a signature costs time, so an address that guesses is served only with signed tokens that were valid before.
+    async fn an_address_that_guesses_is_refused_new_signed_tokens_and_no_known_ones(kind: Kind) {
+        let signer = Signer::new("a");
+        let secured = start_with(kind, &[&signer], "max_refused_per_second = 2\n").await;
+        let known = secured.proxy.client().with_token(&signer.token("spiffe://test/billing"));
+        assert_eq!(known.get("/v1/locks").await.status, 200);
+        // Each token is another one.
+        let ask = async |subject: &str, n: usize| {
+            let token = signer.sign(&with(subject, "jti", json!(format!("{subject}-{n}"))));
+            secured.proxy.client().with_token(&token).get("/v1/locks").await.status
+        };
+        let guesses = async || futures_util::future::join_all((0..20).map(|n| ask("nobody", n))).await;
+        let valid = async || futures_util::future::join_all((0..20).map(|n| ask("root", n))).await;
+        let again = async || futures_util::future::join_all((0..5).map(|_| known.get("/v1/locks"))).await;
+        let (guesses, valid, again) = tokio::join!(guesses(), valid(), again());
+        assert!(guesses.contains(&401) && guesses.contains(&429), "{guesses:?}");
+        assert!(valid.contains(&429), "their signatures are not verified: {valid:?}");
+        assert!(again.iter().all(|answer| answer.status == 200));
+        eventually("another client is served in its turn", async || ask("root", 99).await == 200).await;
     }
 
     async fn a_removed_key_ends_streams_and_a_broken_file_of_keys_changes_nothing(kind: Kind) {

@@ -1,6 +1,7 @@
 //! The rules on each path of each listener, on leases, on keys, and their changes.
 
 use lockkeeper::fronts::routes::Needs;
+use mysql_async::prelude::Queryable;
 
 use super::*;
 
@@ -252,6 +253,30 @@ on_both! {
             assert_eq!(listed("orders/2", limit).await, ["orders/2"], "{limit}");
             assert_eq!(listed("a", limit).await, [""; 0], "{limit}");
         }
+    }
+
+    /// A list goes past the keys that its client may not read, which may be all of them.
+    async fn a_list_reads_a_bounded_number_of_keys_that_its_client_may_not_read(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let operator = secured.client(&secured.tokens.operator);
+        for resource in ["orders/1", "orders/secret", "orders/z"] {
+            operator.lease(resource, 600_000).await;
+        }
+        let mut conn = mysql_async::Conn::from_url(&secured.settings.url).await.expect("a connection");
+        let copies = "INSERT INTO lockkeeper_lease SELECT CONCAT(k, '/', a.n, b.n, c.n, d.n, e.n), token, until_us, revision, \
+             state FROM lockkeeper_lease, tens a, tens b, tens c, tens d, tens e WHERE k = 'orders/secret'";
+        let digits: Vec<String> = (0..10).map(|n| format!("({n})")).collect();
+        for statement in ["CREATE TABLE tens (n INT)", &format!("INSERT INTO tens VALUES {}", digits.join(",")), copies] {
+            conn.query_drop(statement).await.expect("the statement is executed");
+        }
+        let billing = secured.billing();
+        let page = billing.get("/v1/locks").await;
+        assert_eq!((page.status, &page.json["next"]), (200, &json!("orders/1")), "{}", page.text);
+        let rest = billing.get("/v1/locks?after=orders/1").await;
+        assert_eq!((rest.status, &rest.json["field"]), (400, &json!("prefix")), "{}", rest.text);
+        assert!(rest.text.contains("longer prefix"), "{}", rest.text);
+        let last = billing.get("/v1/locks?prefix=orders/z").await;
+        assert_eq!(last.json["locks"][0]["key"], "orders/z", "{}", last.text);
     }
 
     async fn stored_values_need_a_right_of_their_own(kind: Kind) {

@@ -100,11 +100,16 @@ impl Proxy {
 
     /// A client of the listener of health.
     pub fn health(&self) -> Client {
+        Client::new(self.health_address())
+    }
+
+    /// The address of the listener of health.
+    pub fn health_address(&self) -> SocketAddr {
         let log = self.log();
         let line = log.lines().find(|line| line.contains("\"serving\"")).expect("it serves");
         let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
         let url = line["health"].as_str().expect("it has a listener of health");
-        Client::new(url.trim_start_matches("http://").parse().expect("an address"))
+        url.trim_start_matches("http://").parse().expect("an address")
     }
 
     /// A client of the first guarded listener.
