@@ -25,7 +25,7 @@ pub use builtin::builtin;
 pub use check::{Report, check_file, load_file};
 pub use compiler::Compiler;
 pub use compiler::child::{COMMAND as COMPILER_COMMAND, CompileArgs, run as run_compiler};
-pub use engine::{Engine, EngineError};
+pub use engine::{Cost, Engine, EngineError};
 pub use generation::Generation;
 pub use generations::{ActivePolicy, Policies, Prepared};
 pub use hooks::Hook;

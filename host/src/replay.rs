@@ -13,9 +13,11 @@
 //! | `draw` | choices that are the same in each run |
 //! | `store` | how long the store takes |
 //! | `exclusion` | which requests exclude each other under one policy, and no longer do under another |
+//! | `diff` | how the plans of two policies differ |
 //! | `report` | the two runs side by side |
 //! | `page` | the same as an HTML page |
 
+mod diff;
 mod draw;
 mod exclusion;
 mod load;
@@ -27,9 +29,10 @@ mod store;
 mod tests;
 mod world;
 
-pub use exclusion::{Exclusion, Pair};
-pub use load::{Arrivals, Load};
+pub use diff::{PairText, PlanChange, PlanDiff};
+pub use exclusion::{Exclusion, Pair, conflict, in_words};
+pub use load::{Arrival, Arrivals, Hold, Load};
 pub use page::page;
 pub use plans::{Planned, Plans};
-pub use report::{Failing, Group, PairText, PlanChange, Replayed, Report, Side, Waits};
-pub use world::{Done, Run, run};
+pub use report::{Failing, Group, Replayed, Report, Side, Waits, jain};
+pub use world::{Done, OUTCOMES, Run, run};

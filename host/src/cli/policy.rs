@@ -12,8 +12,12 @@ use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
 
+mod compared;
+mod cost;
+mod diff;
 mod replay;
 mod routed;
+mod scenario;
 mod tools;
 mod trial;
 
@@ -70,6 +74,32 @@ pub enum PolicyCommand {
     ///
     /// Example: lockkeeper policy replay fair.wasm --recording recordings --fail-on lost-exclusion,fault,p99:1.2x
     Replay(Box<replay::ReplayArgs>),
+    /// Test a policy with the requests of scenario files
+    ///
+    /// A scenario file has requests that clients send, and what must become of them: plans, waits, shares, and properties such
+    /// as "two tenants never share a key". The requests run in virtual time, through the lock table of the proxy. Without a
+    /// scenario, those of the folder `scenarios` are tested that is beside the component, or in the folder of the crate. A
+    /// crate is built first. Exits with 7 if a policy does not do what a scenario expects.
+    ///
+    /// Example: lockkeeper policy test tenants
+    ///
+    /// Example: lockkeeper policy test builtin:fair-groups crowd.toml
+    Test(Box<scenario::TestArgs>),
+    /// Say how two policies differ
+    ///
+    /// Asks both for plans of the same requests, those of scenario files or of a recording. Says which resources no longer
+    /// exclude each other, and which parts of the plans change. Nothing is run: `policy replay` says how long clients wait.
+    ///
+    /// Example: lockkeeper policy diff builtin:default fair scenarios --fail-on lost-exclusion
+    Diff(Box<diff::DiffArgs>),
+    /// Measure what the calls of a policy cost
+    ///
+    /// Runs the requests of scenario files or of a recording, and measures each call of the policy in a fresh instance: its
+    /// time, and its fuel. The same call uses the same fuel on each machine. Exits with 7 if a call uses more fuel than
+    /// --max-fuel.
+    ///
+    /// Example: lockkeeper policy bench fair --max-fuel 20000
+    Bench(Box<cost::BenchArgs>),
     /// Make a component the live generation of a policy
     ///
     /// Example: lockkeeper policy push default tenants/tenants.wasm
@@ -124,6 +154,9 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             report(options, &found, &found_fine(&source, &found));
         }
         PolicyCommand::Try(args) => trial::run(*args, options.json)?,
+        PolicyCommand::Test(args) => scenario::run(&args, options.json)?,
+        PolicyCommand::Diff(args) => diff::run(&args, options.json)?,
+        PolicyCommand::Bench(args) => cost::run(&args, options.json)?,
         PolicyCommand::Replay(args) => replay::run(&args, options.json)?,
         PolicyCommand::Push { name, source } => {
             let path = format!("/v1/policies/{}", encode_path(&name));

@@ -44,7 +44,20 @@ struct Inner {
     compilations: Compilations,
     /// The compiled modules that are in use.
     modules: Mutex<Vec<Weak<Module>>>,
+    /// What the calls have cost, if they are measured.
+    costs: Option<Mutex<Vec<Cost>>>,
     _ticker: Ticker,
+}
+
+/// What a call has cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// What was called.
+    pub hook: Hook,
+    /// How long it took, with a fresh instance, in microseconds.
+    pub us: f64,
+    /// How much fuel it used. The same call uses the same fuel each time.
+    pub fuel: u64,
 }
 
 impl Engine {
@@ -53,6 +66,22 @@ impl Engine {
     /// # Errors
     /// The address space for the instances cannot be reserved.
     pub fn new(limits: &EngineLimits, compiler: Compiler) -> Result<Engine, EngineError> {
+        Engine::with(limits, compiler, None)
+    }
+
+    /// As [`Engine::new`], and measures each call for [`Engine::take_costs`].
+    ///
+    /// # Errors
+    /// Those of [`Engine::new`].
+    pub fn measured(limits: &EngineLimits, compiler: Compiler) -> Result<Engine, EngineError> {
+        Engine::with(limits, compiler, Some(Mutex::default()))
+    }
+
+    fn with(
+        limits: &EngineLimits,
+        compiler: Compiler,
+        costs: Option<Mutex<Vec<Cost>>>,
+    ) -> Result<Engine, EngineError> {
         let fail = |detail: String| EngineError { instances: limits.instances, detail };
         let engine = wasmtime::Engine::new(&config(limits)).map_err(|error| fail(format!("{error:#}")))?;
         let slots = Arc::new(Slots::new(limits.instances));
@@ -65,8 +94,14 @@ impl Engine {
             slots,
             compilations: Compilations::new(compiler),
             modules: Mutex::default(),
+            costs,
             _ticker: ticker,
         })))
+    }
+
+    /// What the successful calls since the last time have cost; empty if they are not measured.
+    pub fn take_costs(&self) -> Vec<Cost> {
+        self.0.costs.as_ref().map(|costs| std::mem::take(&mut *costs.lock())).unwrap_or_default()
     }
 
     /// The limits of this engine.
@@ -114,6 +149,7 @@ impl Engine {
         let limits = &self.0.limits;
         let half_us = u64::try_from(limits.time.as_micros() / 2).unwrap_or(u64::MAX);
         let _slot = self.0.slots.take();
+        let began = self.0.costs.as_ref().map(|_| std::time::Instant::now());
         let mut store = Store::new(&self.0.engine, Budget::new(limits.memory_bytes, half_us));
         store.limiter(|budget| budget);
         store.set_hostcall_fuel(limits.max_answer_bytes);
@@ -124,6 +160,10 @@ impl Engine {
             .set_fuel(limits.fuel)
             .and_then(|()| policy.instantiate(&mut store))
             .and_then(|instance| ask(&mut store, &instance));
+        if let (Some(costs), Some(began), Ok(_)) = (&self.0.costs, began, &answer) {
+            let fuel = limits.fuel - store.get_fuel().unwrap_or(limits.fuel);
+            costs.lock().push(Cost { hook, us: began.elapsed().as_nanos() as f64 / 1_000.0, fuel });
+        }
         answer.map_err(|error| store.data().fault(hook, &error))
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 const CARGO_TOML: &str = include_str!("scaffold/Cargo.toml.txt");
 const LIB_RS: &str = include_str!("scaffold/lib.rs.txt");
 const README: &str = include_str!("scaffold/README.md.txt");
+const SCENARIO: &str = include_str!("scaffold/scenario.toml.txt");
 const SDK_CARGO_TOML: &str = include_str!("scaffold/sdk.Cargo.toml.txt");
 /// The files of the SDK, by their paths, and under `dependencies` those of its manifest.
 const SDK: &[(&str, &str)] = &include!(concat!(env!("OUT_DIR"), "/sdk.rs"));
@@ -62,6 +63,7 @@ pub fn scaffold(name: &str, dir: &Path) -> Result<PathBuf, ScaffoldError> {
     write(&root.join("Cargo.toml"), &fill(CARGO_TOML))?;
     write(&root.join("src/lib.rs"), &fill(LIB_RS))?;
     write(&root.join("README.md"), &fill(README))?;
+    write(&root.join("scenarios/orders.toml"), SCENARIO)?;
     write(&root.join(".gitignore"), "target/\n*.wasm\n")?;
     write_sdk(&root.join(SDK_FOLDER))?;
     Ok(root)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::load::Load;
 use super::plans::Plans;
 use crate::lock::{Key, Mode};
-use crate::policy::Plan;
+use crate::policy::{Plan, PlanRequest};
 
 /// How many pairs of kinds of requests are compared for one key. With more, the counts are lower bounds.
 const COMPARED: usize = 1_000_000;
@@ -47,7 +47,7 @@ fn is_strict(plan: &Plan) -> bool {
 }
 
 /// Whether two holders by these plans cannot be at the same time.
-fn conflict(a: &Plan, b: &Plan) -> bool {
+pub fn conflict(a: &Plan, b: &Plan) -> bool {
     let is_beside = match (a.mode, b.mode) {
         (Mode::Shared, Mode::Shared) => true,
         (Mode::Permits { count, limit }, Mode::Permits { count: other, limit: other_limit }) => {
@@ -151,7 +151,7 @@ fn told(load: &Load, kinds: &[Kind<'_>], pairs: &BTreeSet<(usize, usize)>) -> (u
     let example = |(a, b): &(usize, usize)| {
         let (a, b) = (&kinds[*a], &kinds[*b]);
         Pair {
-            names: [name(load, a.n), name(load, b.n)],
+            names: [a, b].map(|kind| in_words(&load.requests[kind.n].request)),
             before: [keys(a.before), keys(b.before)],
             after: [keys(a.after), keys(b.after)],
         }
@@ -160,8 +160,7 @@ fn told(load: &Load, kinds: &[Kind<'_>], pairs: &BTreeSet<(usize, usize)>) -> (u
 }
 
 /// The resource of a request, with its labels and its mode.
-fn name(load: &Load, n: usize) -> String {
-    let request = &load.requests[n].request;
+pub fn in_words(request: &PlanRequest) -> String {
     let mut more: Vec<String> =
         request.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     match request.mode {
@@ -176,7 +175,7 @@ fn name(load: &Load, n: usize) -> String {
 }
 
 /// The names of a plan's keys, in words.
-pub(super) fn key_names(plan: &Plan) -> String {
+fn key_names(plan: &Plan) -> String {
     let keys: Vec<&str> = plan.keys.iter().map(Key::as_str).collect();
     keys.join(if plan.any { " or " } else { " and " })
 }

@@ -1,4 +1,4 @@
-//! The requests of a recording, and how long each lease was held.
+//! The requests that a run sends, and how long each lease is held: those of a recording, or made ones.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub enum Arrivals {
 pub struct Load {
     /// The requests.
     pub requests: Vec<Arrival>,
-    /// The time from the first request to the last one, in microseconds.
-    pub span_us: u64,
+    /// How many requests are sent at most.
+    pub(super) most: usize,
     /// How long the store takes.
     pub(super) store: StoreModel,
     /// The lengths of all recorded holds, for requests whose hold is not known.
@@ -47,6 +47,8 @@ pub struct Arrival {
     pub hold: Option<Hold>,
     /// The request that the same owner sends next, and how long after the end of this one, if arrivals are closed.
     pub next: Option<(usize, u64)>,
+    /// No next request is sent after this time, in microseconds since the first request.
+    pub until_us: u64,
     /// Whether it arrives when it was recorded. Otherwise the one before it says when, if arrivals are closed.
     pub is_first: bool,
     /// What the client called.
@@ -70,10 +72,38 @@ pub struct Hold {
     pub renews: bool,
 }
 
+/// How many times as many requests are sent as were recorded, at most.
+const REPEATS: usize = 20;
+
 #[derive(Debug, Default)]
 struct Holds {
     by_resource: HashMap<String, Vec<Hold>>,
     all: Vec<Hold>,
+}
+
+impl Arrival {
+    /// A request that nobody has recorded.
+    pub fn made(at_us: u64, request: PlanRequest, hold: Hold) -> Arrival {
+        Arrival {
+            at_us,
+            request,
+            leaves_us: None,
+            hold: Some(hold),
+            next: None,
+            until_us: u64::MAX,
+            is_first: true,
+            call: Call::Acquire,
+            ended_us: 0,
+            outcome: String::new(),
+            waited_us: 0,
+        }
+    }
+
+    /// A request that is planned and not sent.
+    pub fn planned(request: PlanRequest) -> Arrival {
+        let hold = Hold { us: 0, is_released: true, renews: false };
+        Arrival { is_first: false, ..Arrival::made(0, request, hold) }
+    }
 }
 
 impl Load {
@@ -98,6 +128,7 @@ impl Load {
                     leaves_us: (ask.outcome == "left").then_some(ask.waited_us),
                     hold,
                     next: None,
+                    until_us: 0,
                     is_first: true,
                     call: Call::named(&ask.call).unwrap_or(Call::Acquire),
                     ended_us: ask.at_us - began_us + ask.waited_us + held_us.unwrap_or_default(),
@@ -111,7 +142,15 @@ impl Load {
         }
         let recorded = || StoreModel::recorded(&recording.store, began_us);
         let span_us = requests.last().map_or(0, |last| last.at_us);
-        Load { requests, span_us, store: store_us.map_or_else(recorded, StoreModel::constant), holds }
+        requests.iter_mut().for_each(|request| request.until_us = span_us);
+        let most = requests.len() * REPEATS;
+        Load { requests, most, store: store_us.map_or_else(recorded, StoreModel::constant), holds }
+    }
+
+    /// Requests that nobody has recorded, in the order in which they arrive. At most `most` are sent in all. The store takes
+    /// `store_us` for each answer.
+    pub fn made(requests: Vec<Arrival>, most: usize, store_us: u64) -> Load {
+        Load { requests, most, store: StoreModel::constant(store_us), holds: Holds::default() }
     }
 
     /// How long a lease is held, and whether that is a guess: the hold of another lease of the resource, or of any.

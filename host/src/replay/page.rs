@@ -19,7 +19,7 @@ pub fn page(report: &Report) -> String {
          <h1>{} on {} recorded requests</h1><p>The recorded policy is <code>{}</code>. The recording is {:.1} s long.</p>",
         escaped(&report.after.policy),
         escaped(&report.after.policy),
-        report.requests,
+        report.plans.requests,
         escaped(&report.before.policy),
         report.span_ms as f64 / 1_000.0
     );
@@ -38,15 +38,15 @@ pub fn page(report: &Report) -> String {
 }
 
 fn exclusion(page: &mut String, report: &Report) {
-    let class = if report.lost_exclusion > 0 { " class=bad" } else { "" };
-    let at_least = if report.is_partial { "at least " } else { "" };
+    let class = if report.plans.lost_exclusion > 0 { " class=bad" } else { "" };
+    let at_least = if report.plans.is_partial { "at least " } else { "" };
     let _ = write!(
         page,
         "<h2>Exclusion</h2><p{class}>Pairs of resources that no longer exclude each other: {at_least}{}. Times that two of their \
          leases were held together: {}.</p><p>Pairs that exclude each other only under the candidate: {at_least}{}.</p>",
-        report.lost_exclusion, report.overlaps, report.new_exclusion
+        report.plans.lost_exclusion, report.overlaps, report.plans.new_exclusion
     );
-    for (what, examples) in [("lost", &report.lost_examples), ("new", &report.new_examples)] {
+    for (what, examples) in [("lost", &report.plans.lost_examples), ("new", &report.plans.new_examples)] {
         if examples.is_empty() {
             continue;
         }
@@ -67,9 +67,12 @@ fn plans(page: &mut String, report: &Report) {
         page,
         "<h2>Plans</h2><p>{} of {} requests have another plan. The candidate refuses {} that were planned before, and plans {} \
          that were refused.</p><table><tr><th>part<th>requests<th>for example<th>before<th>after",
-        report.changed_plans, report.requests, report.newly_refused, report.no_longer_refused
+        report.plans.changed_plans,
+        report.plans.requests,
+        report.plans.newly_refused,
+        report.plans.no_longer_refused
     );
-    for change in &report.changes {
+    for change in &report.plans.changes {
         let [name, before, after] =
             change.examples.first().cloned().unwrap_or_default().map(|text| escaped(&text));
         let _ = write!(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::load::Load;
-use crate::policy::{Generation, Plan, PlanError};
+use crate::policy::{Fault, Generation, Plan, PlanError};
 use crate::recording::Ask;
 
 /// The answers of a policy.
@@ -30,6 +30,18 @@ pub enum Planned {
 }
 
 impl Planned {
+    /// The answer of a policy. `failed` gets its fault.
+    pub fn of(answer: Result<Plan, PlanError>, failed: impl FnOnce(&Fault)) -> Planned {
+        match answer {
+            Ok(plan) => Planned::Plan(Arc::new(plan)),
+            Err(PlanError::Refused { reason }) => Planned::Refused(reason.into()),
+            Err(PlanError::Fault(fault)) => {
+                failed(&fault);
+                Planned::Fault
+            }
+        }
+    }
+
     /// The plan, if there is one.
     pub fn plan(&self) -> Option<&Arc<Plan>> {
         match self {
@@ -63,15 +75,10 @@ impl Plans {
         // Many requests have equal plans, which are kept once.
         let mut last: HashMap<&str, Planned> = HashMap::new();
         for arrival in &load.requests {
-            let planned = match generation.plan(&arrival.request) {
-                Ok(plan) => Planned::Plan(Arc::new(plan)),
-                Err(PlanError::Refused { reason }) => Planned::Refused(reason.into()),
-                Err(PlanError::Fault(fault)) => {
-                    *plans.faults.entry(fault.kind.as_str()).or_default() += 1;
-                    plans.fault.get_or_insert_with(|| format!("{}: {fault}", arrival.request.resource));
-                    Planned::Fault
-                }
-            };
+            let planned = Planned::of(generation.plan(&arrival.request), |fault| {
+                *plans.faults.entry(fault.kind.as_str()).or_default() += 1;
+                plans.fault.get_or_insert_with(|| format!("{}: {fault}", arrival.request.resource));
+            });
             let known = last.entry(&arrival.request.resource).or_insert_with(|| planned.clone());
             if *known != planned {
                 *known = planned;

@@ -1,50 +1,29 @@
 //! Two runs side by side.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::exclusion::{Exclusion, Pair, key_names};
+use super::diff::PlanDiff;
 use super::load::Load;
-use super::plans::{Planned, Plans};
+use super::plans::Plans;
 use super::world::Run;
-use crate::lock::Primitive;
-use crate::policy::Plan;
 
-/// How many examples are given of each change of the plans.
-const EXAMPLES: usize = 3;
 /// The quantiles at which a distribution of waits is given.
 const POINTS: [f64; 11] = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0];
 
 /// What the candidate changes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// How many requests were replayed.
-    pub requests: usize,
     /// How long the recording is, in milliseconds.
     pub span_ms: u64,
-    /// The pairs of resources that exclude each other under the recorded policy, and not under the candidate.
-    pub lost_exclusion: usize,
-    /// Some of them.
-    pub lost_examples: Vec<PairText>,
+    /// How the plans differ.
+    #[serde(flatten)]
+    pub plans: PlanDiff,
     /// How many leases were held at the same time in the candidate's run, although the recorded policy excludes that.
     pub overlaps: u64,
     /// Some of them, as pairs of resources.
     pub overlap_examples: Vec<[String; 2]>,
-    /// The pairs of resources that exclude each other under the candidate, and not under the recorded policy.
-    pub new_exclusion: usize,
-    /// Some of them.
-    pub new_examples: Vec<PairText>,
-    /// Whether some pairs were not compared, so that the numbers of pairs are lower bounds.
-    pub is_partial: bool,
-    /// How many requests have another plan.
-    pub changed_plans: usize,
-    /// What differs, the most frequent change first.
-    pub changes: Vec<PlanChange>,
-    /// Requests that the candidate refuses, and the recorded policy does not.
-    pub newly_refused: usize,
-    /// Requests that the recorded policy refuses, and the candidate does not.
-    pub no_longer_refused: usize,
     /// The requests as they were recorded.
     pub recorded: BTreeMap<String, usize>,
     /// The recorded policy, in virtual time.
@@ -57,17 +36,6 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The conditions by which the candidate fails, in words.
     pub failed: Vec<String>,
-}
-
-/// Two requests, in words.
-#[derive(Clone, Debug, Serialize)]
-pub struct PairText {
-    /// The requests.
-    pub requests: [String; 2],
-    /// Their keys under the recorded policy.
-    pub before: [String; 2],
-    /// Their keys under the candidate.
-    pub after: [String; 2],
 }
 
 /// The run of one policy.
@@ -85,17 +53,6 @@ pub struct Side {
     pub outlived: u64,
     /// Jain's index of the groups' shares of granted requests: 1 if all groups get the same share of what they ask for.
     pub jain: f64,
-}
-
-/// A part of the plans that changes.
-#[derive(Clone, Debug, Serialize)]
-pub struct PlanChange {
-    /// The part of the plan.
-    pub field: &'static str,
-    /// How many requests have another value.
-    pub requests: usize,
-    /// Examples: the resource, the old value and the new value.
-    pub examples: Vec<[String; 3]>,
 }
 
 /// The waits of a group of requests.
@@ -136,7 +93,8 @@ impl Waits {
         &POINTS
     }
 
-    fn of(waits: &[Wait]) -> Waits {
+    /// The waits of requests: whether each was granted, and how long it waited, in microseconds.
+    pub fn of(waits: &[Wait]) -> Waits {
         let (mut granted, mut longest_us) = (Vec::new(), 0);
         for &(is_granted, us) in waits {
             longest_us = longest_us.max(us);
@@ -198,27 +156,34 @@ impl Failing {
         })
     }
 
+    /// Whether the plans of the candidate fail by this condition, and how, in words.
+    pub fn of_plans(&self, plans: &PlanDiff) -> Option<String> {
+        match self {
+            Failing::LostExclusion if plans.lost_exclusion > 0 => Some(format!(
+                "pairs of resources that no longer exclude each other: {}",
+                plans.lost_exclusion
+            )),
+            Failing::LostExclusion if plans.is_partial => {
+                Some("not all pairs of requests were compared: there are too many".to_owned())
+            }
+            Failing::Refused if plans.newly_refused > 0 => Some(format!(
+                "requests that the candidate refuses and the policy before it does not: {}",
+                plans.newly_refused
+            )),
+            _ => None,
+        }
+    }
+
     /// Whether the candidate fails by this condition, and how, in words.
     pub fn of(&self, report: &Report) -> Option<String> {
         match self {
-            Failing::LostExclusion if report.lost_exclusion > 0 => Some(format!(
-                "pairs of resources that no longer exclude each other: {}",
-                report.lost_exclusion
-            )),
-            Failing::LostExclusion if report.is_partial => {
-                Some("not all pairs of requests were compared: there are too many".to_owned())
-            }
             Failing::Overlap if report.overlaps > 0 => Some(format!(
                 "times that two leases were held together that excluded each other: {}",
                 report.overlaps
             )),
             Failing::Fault if !report.after.faults.is_empty() => Some("the candidate has failed".to_owned()),
-            Failing::Refused if report.newly_refused > 0 => Some(format!(
-                "requests that the candidate refuses and the recorded policy does not: {}",
-                report.newly_refused
-            )),
             Failing::P99(factor) => report.groups.iter().find_map(|group| group.is_slower(*factor)),
-            _ => None,
+            _ => self.of_plans(&report.plans),
         }
     }
 }
@@ -267,7 +232,6 @@ impl Report {
         group: impl Fn(usize) -> String,
         notes: Vec<String>,
     ) -> Report {
-        let exclusion = Exclusion::between(load, before.plans, after.plans);
         let groups = Groups::of(load, group);
         let rows = [groups.waits(before.run), groups.waits(after.run), groups.recorded(load)];
         let all = |n: usize| rows[n].iter().flatten().copied().collect::<Vec<_>>();
@@ -289,26 +253,11 @@ impl Report {
         let overlaps = &after.run.overlaps;
         let mut recorded = BTreeMap::new();
         load.requests.iter().for_each(|asked| *recorded.entry(asked.outcome.clone()).or_default() += 1);
-        let refused = |planned: &Planned| matches!(planned, Planned::Refused(_));
-        let changed_to = |was: bool, is: bool| {
-            let pairs = before.plans.all.iter().zip(&after.plans.all);
-            pairs.filter(|(a, b)| refused(a) == was && refused(b) == is).count()
-        };
-        let (changed_plans, changes) = changes(load, before.plans, after.plans);
         Report {
-            requests: load.requests.len(),
+            plans: PlanDiff::new(load, before.plans, after.plans),
             span_ms: load.requests.last().map_or(0, |last| last.at_us / 1_000),
-            lost_exclusion: exclusion.lost,
-            lost_examples: exclusion.lost_examples.into_iter().map(PairText::of).collect(),
             overlaps: overlaps.count,
             overlap_examples: overlaps.examples.iter().map(|(a, b)| [resource(*a), resource(*b)]).collect(),
-            new_exclusion: exclusion.new,
-            new_examples: exclusion.new_examples.into_iter().map(PairText::of).collect(),
-            is_partial: exclusion.is_partial,
-            changed_plans,
-            changes,
-            newly_refused: changed_to(false, true),
-            no_longer_refused: changed_to(true, false),
             recorded,
             before: side(before, &rows[0]),
             after: side(after, &rows[1]),
@@ -316,12 +265,6 @@ impl Report {
             notes,
             failed: Vec::new(),
         }
-    }
-}
-
-impl PairText {
-    fn of(pair: Pair) -> PairText {
-        PairText { requests: pair.names, before: pair.before, after: pair.after }
     }
 }
 
@@ -374,68 +317,18 @@ fn side(tried: &Replayed<'_>, waits: &[Vec<Wait>]) -> Side {
         waits.iter().filter(|(is_granted, _)| *is_granted).count() as f64 / waits.len().max(1) as f64
     };
     let shares: Vec<f64> = waits.iter().map(share).collect();
-    let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     Side {
         policy: tried.id.clone(),
         outcomes,
         faults: planned.chain(others).collect(),
         fault: tried.plans.fault.clone().or_else(|| tried.run.fault.clone()),
         outlived: tried.run.outlived,
-        jain: if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 },
+        jain: jain(&shares),
     }
 }
 
-/// How many requests have another plan, and what differs.
-fn changes(load: &Load, before: &Plans, after: &Plans) -> (usize, Vec<PlanChange>) {
-    let mut found: BTreeMap<&'static str, PlanChange> = BTreeMap::new();
-    let mut changed = 0;
-    for (n, (before, after)) in before.all.iter().zip(&after.all).enumerate() {
-        let (Some(before), Some(after)) = (before.plan(), after.plan()) else { continue };
-        if before == after {
-            continue;
-        }
-        changed += 1;
-        let resource = &load.requests[n].request.resource;
-        for ((field, was), (_, is)) in fields(before).into_iter().zip(fields(after)) {
-            if was == is {
-                continue;
-            }
-            let change =
-                found.entry(field).or_insert_with(|| PlanChange { field, requests: 0, examples: Vec::new() });
-            change.requests += 1;
-            let seen: BTreeSet<&str> = change.examples.iter().map(|example| example[0].as_str()).collect();
-            if change.examples.len() < EXAMPLES && !seen.contains(resource.as_str()) {
-                change.examples.push([resource.clone(), was, is]);
-            }
-        }
-    }
-    let mut found: Vec<PlanChange> = found.into_values().collect();
-    found.sort_by_key(|change| std::cmp::Reverse(change.requests));
-    (changed, found)
-}
-
-/// The parts of a plan, in words.
-fn fields(plan: &Plan) -> Vec<(&'static str, String)> {
-    let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    vec![
-        ("keys", key_names(plan)),
-        ("primitive", plan.primitive.as_str().to_owned()),
-        ("second primitive", plan.second.map_or("", Primitive::as_str).to_owned()),
-        ("mode", format!("{:?}", plan.mode)),
-        ("ttl_ms", plan.ttl_ms.to_string()),
-        ("wait_ms", plan.wait_ms.to_string()),
-        ("rank", plan.rank.to_string()),
-        ("group", plan.group.to_string()),
-        ("weight", plan.weight.to_string()),
-        ("reentrant", plan.reentrant.to_string()),
-        ("max_waiters", plan.max_waiters.to_string()),
-        ("lock_at_least_ms", plan.lock_at_least_ms.to_string()),
-        ("lock_delay_ms", plan.lock_delay_ms.to_string()),
-        ("keep_ms", plan.keep_ms.map_or_else(String::new, |ms| ms.to_string())),
-        ("global_order", plan.global_order.to_string()),
-        ("max_hold_ms", plan.max_hold_ms.to_string()),
-        ("on_loss", plan.on_loss.as_str().to_owned()),
-        ("delegate", format!("{:?}", plan.delegate)),
-        ("labels", labels.join(", ")),
-    ]
+/// Jain's index of fairness: 1 if all shares are equal, and 1 by their number if one has all.
+pub fn jain(shares: &[f64]) -> f64 {
+    let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
+    if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
 }

@@ -86,8 +86,8 @@ fn crowd() -> Recording {
 fn the_same_policy_changes_nothing_and_gives_the_same_outcome_each_time() {
     let (recording, policy) = (crowd(), policy("default", json!({})));
     let report = compare(&recording, &policy, &policy);
-    assert_eq!((report.lost_exclusion, report.new_exclusion, report.overlaps), (0, 0, 0));
-    assert_eq!((report.changed_plans, report.newly_refused), (0, 0));
+    assert_eq!((report.plans.lost_exclusion, report.plans.new_exclusion, report.overlaps), (0, 0, 0));
+    assert_eq!((report.plans.changed_plans, report.plans.newly_refused), (0, 0));
     assert_eq!(report.after.outcomes, [("granted", 50)].into());
     assert_eq!(report.before.outcomes, report.after.outcomes);
     let again = compare(&recording, &policy, &policy);
@@ -104,7 +104,7 @@ fn a_fair_policy_lets_the_small_group_wait_less() {
     assert_eq!((&*large.name, &*small.name, small.requests), ("large", "small", 10));
     assert!(small.before.p99_ms > 400.0, "{small:?}");
     assert!(small.after.p99_ms < 100.0, "{small:?}");
-    assert_eq!((report.lost_exclusion, report.overlaps), (0, 0));
+    assert_eq!((report.plans.lost_exclusion, report.overlaps), (0, 0));
     assert!(report.after.faults.is_empty());
 }
 
@@ -115,15 +115,15 @@ fn resources_that_no_longer_exclude_each_other_are_named() {
     let one = policy("default", json!({"stripes": 1}));
     let each = policy("default", json!({}));
     let report = compare(&recording, &one, &each);
-    assert_eq!((report.lost_exclusion, report.new_exclusion), (1, 0));
-    let pair = &report.lost_examples[0];
+    assert_eq!((report.plans.lost_exclusion, report.plans.new_exclusion), (1, 0));
+    let pair = &report.plans.lost_examples[0];
     assert_eq!(pair.requests, ["a (group=x)", "b (group=x)"]);
     assert_eq!(pair.after, ["a by lease", "b by lease"]);
     assert!(report.overlaps > 0 && report.overlap_examples.contains(&["a".to_owned(), "b".to_owned()]));
     let lost = Failing::parse("lost-exclusion").unwrap();
     assert_eq!(lost.of(&report).unwrap(), "pairs of resources that no longer exclude each other: 1");
     let back = compare(&recording, &each, &one);
-    assert_eq!((back.lost_exclusion, back.new_exclusion, back.overlaps), (0, 1, 0));
+    assert_eq!((back.plans.lost_exclusion, back.plans.new_exclusion, back.overlaps), (0, 1, 0));
     assert_eq!(lost.of(&back), None);
 }
 
@@ -131,7 +131,7 @@ fn resources_that_no_longer_exclude_each_other_are_named() {
 fn requests_that_the_candidate_refuses_are_counted() {
     let required = policy("fair-groups", json!({"label": "tenant", "required": true}));
     let report = compare(&crowd(), &policy("default", json!({})), &required);
-    assert_eq!((report.newly_refused, report.no_longer_refused), (50, 0));
+    assert_eq!((report.plans.newly_refused, report.plans.no_longer_refused), (50, 0));
     assert_eq!(report.after.outcomes, [("refused", 50)].into());
     assert!(Failing::parse("refused").unwrap().of(&report).unwrap().ends_with(": 50"));
 }

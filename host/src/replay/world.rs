@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::exclusion::{Overlaps, excludes};
-use super::load::Load;
+use super::load::{Arrival, Load};
 use super::plans::{Planned, Plans};
 use crate::lock::record::{
     self, Claim, Env, GlobalTicket, Left, Op, Origin, Outcome, Record, Records, Release, Tag,
@@ -24,8 +24,6 @@ const AHEAD_US: u64 = 1_700_000_000_000_000;
 const HOOK_US: u64 = 50;
 /// How long a client pauses at least between two requests, in microseconds.
 const LEAST_PAUSE_US: u64 = 100;
-/// How many times as many requests are sent as were recorded, at most.
-const REPEATS: usize = 20;
 /// The most renewals of a lease that are simulated one by one.
 const RENEWALS: u64 = 1_000;
 
@@ -53,9 +51,29 @@ pub struct Done {
     pub n: usize,
     /// `granted`, `left` if the client had left, or the type of the error.
     pub outcome: &'static str,
+    /// When it arrived, in microseconds since the first request.
+    pub at_us: u64,
     /// The time from the arrival to the answer, in microseconds.
     pub waited_us: u64,
+    /// How long its lease was used, in microseconds.
+    pub used_us: u64,
+    /// Whether its lease ended while it was used.
+    pub is_outlived: bool,
 }
+
+/// The names of the outcomes.
+pub const OUTCOMES: [&str; 10] = [
+    "granted",
+    "contended",
+    "done",
+    "left",
+    "policy_fault",
+    "refused",
+    "store_unavailable",
+    "too_many_holders",
+    "too_many_waiters",
+    "wrong_call",
+];
 
 /// Runs the requests under a policy that answers `plans` to them. `beside`: the plans of another policy, by which requests
 /// exclude each other.
@@ -273,8 +291,9 @@ impl World<'_> {
 
     /// The request has its answer, or its client has left.
     fn end(&mut self, n: usize, outcome: &'static str) {
-        let waited_us = self.now.0 - self.arrived[n];
-        self.done[n] = Some(Done { n: self.of[n], outcome, waited_us });
+        let (at_us, waited_us) = (self.arrived[n] - BEGINS_US, self.now.0 - self.arrived[n]);
+        self.done[n] =
+            Some(Done { n: self.of[n], outcome, at_us, waited_us, used_us: 0, is_outlived: false });
         if outcome != "granted" {
             self.go_on(n);
         }
@@ -282,11 +301,11 @@ impl World<'_> {
 
     /// The owner of a request that is over sends its next one.
     fn go_on(&mut self, n: usize) {
-        let Some((next, pause_us)) = self.load.requests[self.of[n]].next else { return };
+        let Arrival { next, until_us, .. } = &self.load.requests[self.of[n]];
+        let Some((next, pause_us)) = *next else { return };
         // Otherwise a client that is refused at once would ask for ever at the same moment.
         let at = self.now.plus_us(pause_us.max(LEAST_PAUSE_US));
-        let is_over =
-            at.0 > BEGINS_US + self.load.span_us || self.of.len() > self.load.requests.len() * REPEATS;
+        let is_over = at.0 - BEGINS_US > *until_us || self.of.len() >= self.load.most;
         if !is_over {
             self.later(at, Due::Arrive(next));
         }
@@ -479,6 +498,9 @@ impl World<'_> {
         if let Some(holder) = self.holders.remove(&n) {
             self.run.outlived += u64::from(holder.is_released);
             self.stops(n);
+            if let Some(done) = &mut self.done[n] {
+                done.is_outlived = holder.is_released;
+            }
         }
     }
 
@@ -486,6 +508,9 @@ impl World<'_> {
     fn stops(&mut self, n: usize) {
         if let Some(plan) = self.beside.and_then(|beside| beside.all[self.of[n]].plan()) {
             self.run.overlaps.end(n, plan);
+        }
+        if let Some(done) = &mut self.done[n] {
+            done.used_us = self.now.0 - BEGINS_US - done.at_us - done.waited_us;
         }
         self.go_on(n);
     }

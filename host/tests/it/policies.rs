@@ -18,6 +18,7 @@ mod order;
 mod refused;
 mod reload;
 mod replaying;
+mod scenarios;
 mod tokens;
 mod trying;
 
@@ -29,6 +30,9 @@ pub(crate) static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
 pub(crate) static BASKET: LazyLock<Vec<u8>> = LazyLock::new(|| guest("basket"));
 /// The example of a policy for guarded routes.
 pub(crate) static ORDERS: LazyLock<Vec<u8>> = LazyLock::new(|| built("../examples/orders-policy"));
+
+/// The example of a policy that keeps tenants apart.
+static TENANT: LazyLock<Vec<u8>> = LazyLock::new(|| built("../examples/tenant-policy"));
 
 fn guest(name: &str) -> Vec<u8> {
     built(&format!("tests/guests/{name}"))

@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Map, Value};
 
+use super::compared::{self, short};
 use super::{tools, trial};
 use crate::cli::args;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::recording::{RecordedPolicy, Recording};
-use crate::replay::{Arrivals, Failing, Group, PairText, Report, Waits, page};
-
-/// The longest value of a plan that is shown.
-const SHOWN: usize = 48;
+use crate::replay::{Arrivals, Failing, Group, Report, Waits, page};
 
 /// The arguments of `policy replay`.
 #[derive(Args, Debug)]
@@ -196,45 +194,14 @@ fn notes(recording: &Recording, args: &ReplayArgs) -> Vec<String> {
 
 fn print(report: &Report) {
     let seconds = report.span_ms as f64 / 1_000.0;
-    output::line(&format!("replayed {} requests of {seconds:.1} s", report.requests));
+    output::line(&format!("replayed {} requests of {seconds:.1} s", report.plans.requests));
     for note in &report.notes {
         output::line(&format!("note: {note}"));
     }
     output::line(&format!("before:    {}", report.before.policy));
     output::line(&format!("candidate: {}", report.after.policy));
-    let at_least = if report.is_partial { "at least " } else { "" };
-    output::line("\nEXCLUSION");
-    output::line(&format!(
-        "pairs of resources that no longer exclude each other: {at_least}{}",
-        report.lost_exclusion
-    ));
-    output::line(&format!("times that two of their leases were held together: {}", report.overlaps));
-    pairs(&report.lost_examples);
-    for [one, other] in report.overlap_examples.iter().take(3) {
-        output::line(&format!("  held together: {one} and {other}"));
-    }
-    output::line(&format!(
-        "pairs that exclude each other only under the candidate: {at_least}{}",
-        report.new_exclusion
-    ));
-    pairs(&report.new_examples[..report.new_examples.len().min(3)]);
-    output::line("\nPLANS");
-    output::line(&format!(
-        "{} of {} requests have another plan; {} are newly refused, {} no longer",
-        report.changed_plans, report.requests, report.newly_refused, report.no_longer_refused
-    ));
-    let rows: Vec<Vec<String>> = report
-        .changes
-        .iter()
-        .map(|change| {
-            let [name, was, is] =
-                change.examples.first().cloned().unwrap_or_default().map(|text| short(&text));
-            vec![change.field.to_owned(), change.requests.to_string(), name, was, is]
-        })
-        .collect();
-    if !rows.is_empty() {
-        output::table(&["PART", "REQUESTS", "FOR EXAMPLE", "BEFORE", "CANDIDATE"], &rows);
-    }
+    compared::exclusion(&report.plans, Some((report.overlaps, &report.overlap_examples)));
+    compared::plans(&report.plans);
     output::line("\nOUTCOMES");
     outcomes(report);
     output::line("\nWAITS IN MS, OF GRANTED REQUESTS");
@@ -259,14 +226,6 @@ fn print(report: &Report) {
         output::line(&format!(
             "Jain's index of the granted shares: {before:.3} before, {after:.3} with the candidate"
         ));
-    }
-}
-
-fn pairs(pairs: &[PairText]) {
-    for PairText { requests: [one, other], before, after } in pairs {
-        output::line(&format!("  {one} and {other}"));
-        output::line(&format!("    before:    {} and {}", before[0], before[1]));
-        output::line(&format!("    candidate: {} and {}", after[0], after[1]));
     }
 }
 
@@ -319,12 +278,6 @@ fn row(group: &Group) -> Vec<String> {
     row
 }
 
-/// A text that fits into a table.
-fn short(text: &str) -> String {
-    let shown: String = text.chars().take(SHOWN).collect();
-    if shown.len() < text.len() { format!("{shown}…") } else { shown }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,11 +287,5 @@ mod tests {
         assert_eq!(By::parse("label:tenant"), Ok(By::Label("tenant".to_owned())));
         assert_eq!(By::parse("group"), Ok(By::Group));
         assert!(By::parse("label:").unwrap_err().contains("label:NAME"));
-    }
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        assert_eq!(short(&"ä".repeat(SHOWN)), "ä".repeat(SHOWN));
-        assert_eq!(short(&"ä".repeat(SHOWN + 1)), "ä".repeat(SHOWN) + "…");
     }
 }

@@ -14,7 +14,7 @@ use crate::policy::{
     ResponseContention,
 };
 use crate::recording::Recording;
-use crate::replay::{self, Arrivals, Load, Plans, Replayed, Report};
+use crate::replay::{self, Arrivals, Load, PlanDiff, Planned, Plans, Replayed, Report};
 use crate::telemetry::Metrics;
 
 /// Writes a policy's crate into a new folder of its name; that folder.
@@ -104,6 +104,87 @@ pub struct Candidate {
     pub settings: Map<String, Value>,
 }
 
+impl Candidate {
+    /// The same policy with these settings, if there are any.
+    pub fn with(&self, settings: Option<&Map<String, Value>>) -> Candidate {
+        let settings = settings.unwrap_or(&self.settings).clone();
+        Candidate { name: self.name.clone(), component: self.component.clone(), settings }
+    }
+}
+
+/// A policy in its sandbox, without a proxy around it.
+pub struct Alone {
+    engine: Engine,
+    limits: Limits,
+}
+
+/// A policy that was loaded.
+pub struct Loaded(Generation);
+
+impl Alone {
+    /// A sandbox with the limits of a proxy, whose locks have these limits. A policy that fails often is asked again and
+    /// again: each request counts.
+    pub fn new(limits: Limits) -> Result<Alone, Failure> {
+        let engine = Engine::new(&Alone::engine(), Compiler::Child(Metrics::default())).map_err(other)?;
+        Ok(Alone { engine, limits })
+    }
+
+    /// As [`Alone::new`], and measures what the calls cost.
+    pub fn measured(limits: Limits) -> Result<Alone, Failure> {
+        let engine =
+            Engine::measured(&Alone::engine(), Compiler::Child(Metrics::default())).map_err(other)?;
+        Ok(Alone { engine, limits })
+    }
+
+    fn engine() -> EngineLimits {
+        EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() }
+    }
+
+    /// What the successful calls since the last time have cost.
+    pub fn take_costs(&self) -> Vec<policy::Cost> {
+        self.engine.take_costs()
+    }
+
+    /// Loads a policy.
+    pub fn load(&self, candidate: &Candidate) -> Result<Loaded, Failure> {
+        let Candidate { name, component, settings } = candidate;
+        policy::load_file(name, component, settings, &self.engine, &self.limits)
+            .map(Loaded)
+            .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
+    }
+}
+
+impl Loaded {
+    /// The name of the policy, and the beginning of its digest.
+    pub fn id(&self) -> &str {
+        self.0.id()
+    }
+
+    /// What the policy answers to a request.
+    pub fn plan(&self, request: &PlanRequest) -> Planned {
+        Planned::of(self.0.plan(request), |_| {})
+    }
+
+    /// The names of the hooks that the policy exports.
+    pub fn hooks(&self) -> Vec<&'static str> {
+        self.0.hooks()
+    }
+
+    /// How the plans of another policy for these requests differ from those of this one. Also returns the first fault of the
+    /// other one.
+    pub fn compared(&self, other: &Loaded, load: &Load) -> (PlanDiff, Option<String>) {
+        let (before, after) = both(|| Plans::of(&self.0, load), || Plans::of(&other.0, load));
+        (PlanDiff::new(load, &before, &after), after.fault)
+    }
+
+    /// Runs requests under the policy.
+    pub fn run(&self, load: &Load) -> (Plans, replay::Run) {
+        let plans = Plans::of(&self.0, load);
+        let run = replay::run(load, &self.0, &plans, None);
+        (plans, run)
+    }
+}
+
 /// What is replayed.
 pub struct Replay<'a> {
     pub recording: &'a Recording,
@@ -120,18 +201,11 @@ pub struct Replay<'a> {
 /// Replays recorded requests under two policies. `group`: the group of each request, by its place.
 pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
     let Replay { recording, before, after, arrivals, store_us, mut notes } = replay;
-    // A policy that fails often is asked again and again: each request counts.
-    let engine_limits = EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() };
-    let engine = Engine::new(&engine_limits, Compiler::Child(Metrics::default())).map_err(other)?;
     let load = Load::of(recording, arrivals, store_us);
     // Masks make short names longer.
     let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits.clone() };
-    let loaded = |candidate: &Candidate| {
-        let Candidate { name, component, settings } = candidate;
-        policy::load_file(name, component, settings, &engine, &limits)
-            .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
-    };
-    let (before, after) = (loaded(&before)?, loaded(&after)?);
+    let alone = Alone::new(limits)?;
+    let (Loaded(before), Loaded(after)) = (alone.load(&before)?, alone.load(&after)?);
     let (planned, next) = both(|| Plans::of(&before, &load), || Plans::of(&after, &load));
     let (ran, next_ran) = both(
         || replay::run(&load, &before, &planned, None),

@@ -17,7 +17,7 @@ use crate::cli::output;
 use crate::config::{EngineLimits, Fit, Limits, ListenAddress, MAX_SEEN_BYTES, Matched, PathPattern};
 use crate::lock;
 use crate::lock::record::HttpView;
-use crate::policy::{Plan, PlanRequest, RefusalResponse};
+use crate::policy::{PlanRequest, RefusalResponse};
 
 /// Options that the route and its policy determine under `--config`.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
@@ -113,7 +113,7 @@ pub fn run(args: TryArgs, as_json: bool) -> Result<(), Failure> {
 fn told(taken: Option<&Taken>, tried: Option<&Tried>) -> Value {
     let mut told = taken.map_or_else(|| json!({}), Taken::json);
     told["policy"] = tried.map_or(Value::Null, |tried| json!(tried.by));
-    told["plan"] = tried.map_or(Value::Null, |tried| plan_json(&tried.plan));
+    told["plan"] = tried.map_or(Value::Null, |tried| Value::Object(tried.plan.to_json()));
     if let Some((answer, _)) = tried.and_then(|tried| tried.answer.as_ref()) {
         told["contended"] = answer_json(answer);
     }
@@ -137,7 +137,10 @@ pub fn settings(text: &str) -> Result<Map<String, Value>, Failure> {
 
 fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
     let http = match args.request {
-        Some(line) => Some(view(line, args.path.as_ref(), args.headers, args.body.as_deref())?),
+        Some(line) => {
+            let body = args.body.as_deref().map(text_or_file).transpose()?.unwrap_or_default();
+            Some(view(line, args.path.as_ref(), args.headers, body).map_err(Failure::Usage)?)
+        }
         None => None,
     };
     let path = http.as_ref().map(|http| http.path.clone()).unwrap_or_default();
@@ -158,20 +161,34 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
     })
 }
 
+/// A guarded request as a policy sees it: its first line, the pattern of its path, its headers and its body.
+pub(super) fn seen(
+    first_line: &str,
+    path: Option<&str>,
+    headers: &[String],
+    body: String,
+) -> Result<HttpView, String> {
+    let path = path.map(PathPattern::parse).transpose()?;
+    let headers: Result<Vec<(String, String)>, String> = headers.iter().map(|text| header(text)).collect();
+    view(line(first_line)?, path.as_ref(), headers?, body.into_bytes())
+}
+
 fn view(
     line: Line,
     path: Option<&PathPattern>,
     headers: Vec<(String, String)>,
-    body: Option<&str>,
-) -> Result<HttpView, Failure> {
+    mut body: Vec<u8>,
+) -> Result<HttpView, String> {
     let sent = line.target.split('?').next().unwrap_or_default();
     let matched = match (path.map(|path| path.fit(sent, false)), PathPattern::any().fit(sent, false)) {
         (Some(Fit::Yes(matched)), _) => matched,
         (None, Fit::Yes(matched)) => Matched { captures: Vec::new(), ..matched },
-        (Some(_), _) => return Err(Failure::Usage(format!("--path is not the pattern of the path {sent}"))),
-        (None, _) => return Err(Failure::Usage(format!("the path {sent} is not percent-encoded UTF-8"))),
+        (Some(_), _) => {
+            let pattern = path.map(ToString::to_string).unwrap_or_default();
+            return Err(format!("{pattern} is not the pattern of the path {sent}"));
+        }
+        (None, _) => return Err(format!("the path {sent} is not percent-encoded UTF-8")),
     };
-    let mut body = body.map(text_or_file).transpose()?.unwrap_or_default();
     body.truncate(MAX_SEEN_BYTES);
     Ok(HttpView {
         method: line.http.method,
@@ -205,36 +222,6 @@ pub(super) fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
         Some(file) => super::read(Path::new(file)),
         None => Ok(text.as_bytes().to_vec()),
     }
-}
-
-fn plan_json(plan: &Plan) -> Value {
-    let labels: Map<String, Value> =
-        plan.labels.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
-    json!({
-        "keys": plan.keys.iter().map(lock::Key::as_str).collect::<Vec<_>>(),
-        "any_of_keys": plan.any,
-        "primitive": plan.primitive.as_str(),
-        "second_primitive": plan.second.map(|second| second.as_str()),
-        "global_order": plan.global_order,
-        "mode": match plan.mode {
-            lock::Mode::Exclusive => json!("exclusive"),
-            lock::Mode::Shared => json!("shared"),
-            lock::Mode::Permits { count, limit } => json!({"permits": count, "limit": limit}),
-        },
-        "ttl_ms": plan.ttl_ms,
-        "wait_ms": plan.wait_ms,
-        "rank": plan.rank,
-        "group": plan.group,
-        "weight": plan.weight,
-        "reentrant": plan.reentrant,
-        "max_waiters": plan.max_waiters,
-        "lock_at_least_ms": plan.lock_at_least_ms,
-        "keep_ms": plan.keep_ms.map_or(0, NonZero::get),
-        "lock_delay_ms": plan.lock_delay_ms,
-        "max_hold_ms": plan.max_hold_ms,
-        "on_loss": plan.on_loss.as_str(),
-        "labels": labels,
-    })
 }
 
 fn plan_rows(tried: &Tried) -> Vec<(&'static str, String)> {

@@ -2,6 +2,7 @@
 
 mod cache;
 mod clamp;
+mod json;
 mod request;
 
 use std::num::NonZero;

@@ -131,6 +131,8 @@ fn a_policy_is_written_tested_pushed_and_rolled_back_from_the_command_line() {
         let author = Author::new(&proxy).await;
         author.change();
         author.cargo_test().await;
+        let tested = author.policy(&proxy, &["test", "."]).await;
+        assert!(tested.contains("scenarios: 1") && tested.contains("failed: 0"), "{tested}");
         let built = author.policy(&proxy, &["build"]).await;
         assert!(built.contains("quiet-orders.wasm"), "{built}");
         let checked = author.policy(&proxy, &["check", "quiet-orders.wasm"]).await;

@@ -130,7 +130,7 @@ fn a_failed_trial_names_its_cause() {
         ("orders.wasm|--request|PUT /a|--header|X-Tenant", 2, "must be NAME: VALUE"),
         ("orders.wasm|--request|PUT /a|--header|X Tenant: a", 2, "`X Tenant` is not the name of a header"),
         ("orders.wasm|--request|PUT /a|--path|a", 2, "must begin with `/`"),
-        ("orders.wasm|--request|PUT /a|--path|/b/{id}", 2, "--path is not the pattern of the path /a"),
+        ("orders.wasm|--request|PUT /a|--path|/b/{id}", 2, "/b/{id} is not the pattern of the path /a"),
         ("orders.wasm|--request|PUT /a|--body|@absent", 1, "cannot read absent"),
         ("orders.wasm|--resource|a|--settings|x", 2, "--settings is not a JSON object"),
         ("orders.wasm|--resource|a|--settings|@absent", 1, "cannot read absent"),
