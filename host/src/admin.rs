@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `GET /live`, `GET /ready`, `GET /metrics` | `health` |
 //! | `GET /v1/policies`, `PUT /v1/policies/{name}`, `POST /v1/policies/{name}/rollback` | `policies` |
+//! | `PUT /v1/policies/{name}/canary`, `POST /v1/policies/{name}/promote` | `policies` |
 //! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
@@ -47,6 +48,10 @@ pub enum Call {
     Push,
     /// `policies::roll_back`.
     RollBack,
+    /// `policies::canary`.
+    Canary,
+    /// `policies::promote`.
+    Promote,
     /// The forced release of a key.
     Force,
 }
@@ -61,6 +66,8 @@ pub const ROUTES: &[Route<Call>] = &[
     route(Methods::Get, "/v1/policies/", Call::Policies, &[Verb::PolicyRead]),
     route(Methods::Put, "/v1/policies/{name}", Call::Push, &[Verb::PolicyPush]),
     route(Methods::Post, "/v1/policies/{name}/rollback", Call::RollBack, &[Verb::PolicyRollback]),
+    route(Methods::Put, "/v1/policies/{name}/canary", Call::Canary, &[Verb::PolicyPush]),
+    route(Methods::Post, "/v1/policies/{name}/promote", Call::Promote, &[Verb::PolicyPush]),
     route(Methods::Delete, "/v1/locks/{key...}", Call::Force, &[Verb::Force]),
 ];
 
@@ -124,6 +131,16 @@ impl Admin {
                 self.counts_push(&principal, &entry).await?;
                 let roll_back = policies::roll_back(self, &principal, &name);
                 self.act(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
+            }
+            Call::Canary => {
+                self.counts_push(&principal, &entry).await?;
+                let canary = policies::canary(self, &principal, &name, request);
+                self.act(Verb::PolicyPush, &name, &principal, entry, canary).await
+            }
+            Call::Promote => {
+                self.counts_push(&principal, &entry).await?;
+                let promote = policies::promote(self, &principal, &name);
+                self.act(Verb::PolicyPush, &name, &principal, entry, promote).await
             }
             Call::Force => {
                 let force = self.force_release(&name, &principal);

@@ -19,6 +19,9 @@ macro_rules! branches {
 }
 
 branches! {
+    CanaryBegins "canary: a version decides for a share of the keys"
+    CanaryEnds "canary: it is rolled back"
+    CanaryDecides "canary: it decides about a request"
     FastWritten "fast path: rows are written at once"
     FastUnseen "fast path: a row that is not remembered is taken for a new one"
     FastTold "fast path: what was done is told from memory"

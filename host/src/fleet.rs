@@ -5,6 +5,7 @@
 //! | [`machine`] | decides what a member does next; pure |
 //! | [`drive`] | joins the fleet, applies the records, and evicts members that are gone |
 //! | [`change`] | replaces a policy on all members |
+//! | [`canary`] | versions that decide for a share of the keys |
 //! | [`push`] | pushes of policies by operators and files |
 //! | [`naming`] | changes how guarded requests are named |
 //! | [`named`] | records that all leases have the keys that the records name |
@@ -41,6 +42,7 @@ use crate::store::registry::{
 use crate::telemetry::Metrics;
 use crate::vital;
 
+mod canary;
 mod change;
 mod drive;
 mod host;
@@ -55,7 +57,7 @@ pub use change::{ChangeError, Changed};
 pub use machine::Renaming;
 pub use naming::NotNamed;
 pub use push::{PushError, Pushed};
-pub use status::{FleetStatus, MemberStatus, PolicyRecord};
+pub use status::{CanaryStatus, FleetStatus, MemberStatus, PolicyRecord};
 
 use rules::OwnRules;
 

@@ -7,6 +7,7 @@
 mod bindings;
 mod budget;
 mod builtin;
+mod canary;
 mod check;
 mod compiler;
 mod engine;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use builtin::builtin;
+pub use canary::{Canary, CanaryGuard, CanarySeen, CanaryTerms, Overlay, Place, SideSeen};
 pub use check::{Report, check_file, load_file};
 pub use compiler::Compiler;
 pub use compiler::child::{COMMAND as COMPILER_COMMAND, CompileArgs, run as run_compiler};
@@ -105,6 +107,9 @@ pub struct PolicyStatus {
     pub last_error: Option<String>,
     /// The number of faults since this generation went live.
     pub faults: u64,
+    /// What this proxy has seen of a canary, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySeen>,
 }
 
 impl FaultKind {

@@ -1,5 +1,6 @@
 //! The listing and replacement of policies by operators.
 
+use bytes::Bytes;
 use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -8,8 +9,8 @@ use super::Admin;
 use crate::config::Verb;
 use crate::fleet::{PushError, Pushed};
 use crate::fronts::Code;
-use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
-use crate::policy::PolicyStatus;
+use crate::http::{self, BodyError, Kind, Problem, Query, Request, Response, read_body};
+use crate::policy::{CanaryGuard, CanaryTerms, PolicyStatus};
 use crate::service::Principal;
 
 /// A policy component that the proxy refuses to make live.
@@ -17,7 +18,7 @@ const POLICY_REFUSED: Kind = Kind::new("refused", 422, "The policy was refused")
 
 #[derive(Serialize)]
 struct PolicyResponse {
-    /// `live`, `unchanged`, `rolled_back`, `called_off`, or `under_way` (with status 202).
+    /// `live`, `unchanged`, `rolled_back`, `called_off`, `canary`, or `under_way` (with status 202).
     outcome: &'static str,
     /// The digest of the component that would have gone live, if the change was cancelled.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,6 +54,66 @@ pub async fn push(
     if let Some(query) = request.uri().query().filter(|query| !query.is_empty()) {
         return Err(Problem::invalid("query", format!("`{query}`: a push takes no parameters")));
     }
+    let component = component(admin, principal, name, request).await?;
+    let pushed =
+        admin.fleet.push(name, component).await.map_err(|error| admin.refused(principal, name, error))?;
+    Ok(answer(pushed, "live"))
+}
+
+/// `PUT /v1/policies/{name}/canary`: lets the component in the body decide for a share of the policy's keys.
+pub async fn canary(
+    admin: &Admin,
+    principal: &Principal,
+    name: &str,
+    request: Request,
+) -> Result<Response, Problem> {
+    let terms = terms(request.uri().query())?;
+    let component = component(admin, principal, name, request).await?;
+    let begun = admin.fleet.canary(name, component, &terms).await;
+    let policy = begun.map_err(|error| admin.refused(principal, name, error))?;
+    let (outcome, candidate, waits_for) = ("canary", None, Vec::new());
+    Ok(http::json(&PolicyResponse { outcome, candidate, waits_for, policy }))
+}
+
+/// The terms of a canary, from the query of its request.
+fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
+    let query = Query::parse(query, &["share", "steps", "every_ms", "faults", "refused", "p99"])?;
+    let number = |name: &'static str, default: Option<f64>| match (query.text(name), default) {
+        (Some(text), _) => text.parse().map_err(|_| Problem::invalid(name, "must be a number")),
+        (None, Some(default)) => Ok(default),
+        (None, None) => Err(Problem::invalid(name, "is missing")),
+    };
+    let steps = query.text("steps").unwrap_or_default();
+    let steps = steps.split(',').filter(|step| !step.is_empty()).map(str::parse);
+    let steps = steps.collect::<Result<Vec<f64>, _>>();
+    let whole = |name, default| number(name, Some(default)).map(|number| number.max(0.0) as u64);
+    let terms = CanaryTerms {
+        share: number("share", None)?,
+        steps: steps.map_err(|_| Problem::invalid("steps", "must be numbers with commas"))?,
+        every_ms: whole("every_ms", 0.0)?,
+        guard: CanaryGuard {
+            faults: whole("faults", 0.0)?,
+            refused: number("refused", Some(1.0))?,
+            p99: number("p99", Some(2.0))?,
+        },
+    };
+    terms.check().map_err(|(field, why)| Problem::invalid(field, why))?;
+    Ok(terms)
+}
+
+/// `POST /v1/policies/{name}/promote`: makes the canary live.
+pub async fn promote(admin: &Admin, principal: &Principal, name: &str) -> Result<Response, Problem> {
+    let promoted = admin.fleet.promote(name).await.map_err(|error| admin.refused(principal, name, error))?;
+    Ok(answer(promoted, "live"))
+}
+
+/// The component in the body of a request, whose client may still push it.
+async fn component(
+    admin: &Admin,
+    principal: &Principal,
+    name: &str,
+    request: Request,
+) -> Result<Bytes, Problem> {
     let limit = admin.engine.max_component_bytes;
     let component = match read_body(request, limit, admin.access.http.body_timeout).await {
         // The body was not read to its end. It is refused like any other component, so that the refusal is recorded.
@@ -67,9 +128,7 @@ pub async fn push(
         let detail = format!("you may no longer {} `{name}`", Verb::PolicyPush.as_str());
         return Err(Problem::new(Code::Forbidden, detail));
     }
-    let pushed =
-        admin.fleet.push(name, component).await.map_err(|error| admin.refused(principal, name, error))?;
-    Ok(answer(pushed, "live"))
+    Ok(component)
 }
 
 /// `POST /v1/policies/{name}/rollback`.

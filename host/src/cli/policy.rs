@@ -12,6 +12,7 @@ use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
 
+mod canary;
 mod compared;
 mod cost;
 mod diff;
@@ -110,9 +111,25 @@ pub enum PolicyCommand {
         #[arg(value_name = "FILE")]
         source: String,
     },
+    /// Let a component decide for a share of the keys, and watch it
+    ///
+    /// All requests go on taking the keys that the live component names, so nothing loses its exclusion. For a share of the
+    /// keys, requests also take the keys that the new component names, and the new component decides how long leases last,
+    /// how long requests wait and who is next. If the component does what --guard names, the proxies roll it back by
+    /// themselves; `policy rollback` does so at any time, and `policy promote` makes the component live.
+    ///
+    /// Example: lockkeeper policy canary default fair.wasm --share 5% --steps 25%,100% --every 10m --guard faults=0,p99=1.5x
+    Canary(Box<canary::CanaryArgs>),
+    /// Make the canary of a policy live
+    ///
+    /// Example: lockkeeper policy promote default
+    Promote {
+        /// Name of the policy, as in config.toml
+        name: String,
+    },
     /// List the policies of a proxy
     List,
-    /// Restore a policy's previous generation, or cancel a change in progress
+    /// Restore a policy's previous generation, or cancel a change in progress or a canary
     ///
     /// One previous generation is kept, so a second rollback undoes the first. While a change is in progress (see
     /// `policy list`), a rollback cancels it; so does pushing the live component again.
@@ -173,6 +190,17 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
                 .await?;
             report(options, &answer, &outcome(&name, &answer));
         }
+        PolicyCommand::Canary(args) => {
+            let answer = canary::run(&args, options).await?;
+            report(options, &answer, &outcome(&args.name, &answer));
+        }
+        PolicyCommand::Promote { name } => {
+            let path = format!("/v1/policies/{}/promote", encode_path(&name));
+            let answer = Client::new(&options.admin, options)?
+                .call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT)
+                .await?;
+            report(options, &answer, &outcome(&name, &answer));
+        }
         PolicyCommand::List => {
             let answer = Client::new(&options.admin, options)?.get("/v1/policies").await?;
             if options.json {
@@ -226,6 +254,11 @@ fn list(answer: &Value) {
 /// The component that will go live, and the proxies that it waits for.
 fn pending(record: &Value) -> String {
     let waits_for = listed(&record["waits_for"], ", ");
+    if let Some(canary) = record["canary"].as_object() {
+        let digest = short_digest(&canary["digest"]);
+        let share = canary["share"].as_f64().unwrap_or_default();
+        return format!("canary {digest} for {share}% of the keys");
+    }
     let mut text = match record["candidate"].is_null() {
         false => format!("to {}", short_digest(&record["candidate"])),
         true if waits_for.is_empty() => return "-".to_owned(),
@@ -253,6 +286,9 @@ fn outcome(name: &str, answer: &Value) -> String {
             "the change of {name} to {} is called off; it stays {digest} (generation {generation})",
             short_digest(&answer["candidate"])
         ),
+        Some("canary") => {
+            format!("a canary of {name} has begun; `lockkeeper policy list` shows it, {name} stays {digest}")
+        }
         Some("rolled_back") => format!("{name} is back at {digest} (generation {generation})"),
         _ => format!("{name} is now {digest} (generation {generation})"),
     }

@@ -13,7 +13,7 @@ use crate::store::registry::{PolicyRecord, PolicyVersion, View};
 /// How long the caller of a change waits for all members; the change continues after that.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a change is started again because another change was first.
-const TRIES: usize = 4;
+pub(super) const TRIES: usize = 4;
 
 /// The result of a change that was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,9 @@ pub enum ChangeError {
         /// The members that have not acknowledged that step.
         waits_for: Vec<String>,
     },
+    /// Another version is tried as a canary, with its digest.
+    #[error("the version {0} is tried as a canary; promote it, or roll back, before another change")]
+    Tried(String),
     /// The change was called off while the caller waited, with the reason. The old generation stays live.
     #[error("{0}")]
     CalledOff(String),
@@ -89,6 +92,7 @@ impl Fleet {
             let begun = match machine::beginning(record, &version) {
                 Beginning::Join { seq } => Some(self.outcome(name, seq, &version).await?),
                 Beginning::Busy => return Err(busy(&view, record)),
+                Beginning::Tried => return Err(ChangeError::Tried(tried(record))),
                 Beginning::CallOff { .. } => self.call_off(record).await?,
                 Beginning::Propose { seq } => {
                     if let Prepared::Changed(_) = &prepared {
@@ -115,7 +119,7 @@ impl Fleet {
         self.0.fresh_view(&mut views).await;
         let record = views.borrow_and_update().record(name).cloned();
         let record = record.ok_or(ChangeError::Superseded)?;
-        if record.candidate.is_some() {
+        if record.candidate.is_some() || record.canary.is_some() {
             return self.call_off(&record).await?.ok_or(ChangeError::Superseded);
         }
         let previous = record.previous.clone();
@@ -150,7 +154,8 @@ impl Fleet {
     /// Drops the record's candidate; the live version stays. `None` if the record has changed.
     async fn call_off(&self, record: &PolicyRecord) -> Result<Option<Changed>, ChangeError> {
         let PolicyRecord { name, seq, live, candidate, .. } = record;
-        let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone()).unwrap_or_default();
+        let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone());
+        let candidate = candidate.unwrap_or_else(|| tried(record));
         let why = format!(
             "an operator kept {} at proxy {}, and called the change to {candidate} off",
             live.digest,
@@ -168,7 +173,7 @@ impl Fleet {
         })
     }
 
-    fn is_member(&self) -> Result<(), ChangeError> {
+    pub(super) fn is_member(&self) -> Result<(), ChangeError> {
         let state = self.0.state.lock();
         match state.stage {
             Stage::Member => Ok(()),
@@ -177,7 +182,12 @@ impl Fleet {
     }
 
     /// Waits for the end of the change whose record with both versions has the number `seq`.
-    async fn outcome(&self, name: &str, seq: u64, version: &PolicyVersion) -> Result<Changed, ChangeError> {
+    pub(super) async fn outcome(
+        &self,
+        name: &str,
+        seq: u64,
+        version: &PolicyVersion,
+    ) -> Result<Changed, ChangeError> {
         let mut views = self.0.view.subscribe();
         let until = clock::now().plus_us(PATIENCE.as_micros() as u64);
         loop {
@@ -211,7 +221,12 @@ fn is_settled_elsewhere(record: Option<&PolicyRecord>, version: &PolicyVersion) 
     record.is_some_and(|record| record.candidate.is_none() && record.live != *version)
 }
 
-fn busy(view: &View, record: &PolicyRecord) -> ChangeError {
+/// The digest of the canary.
+fn tried(record: &PolicyRecord) -> String {
+    record.canary.as_ref().map(|canary| canary.version.digest.clone()).unwrap_or_default()
+}
+
+pub(super) fn busy(view: &View, record: &PolicyRecord) -> ChangeError {
     let waits_for = drive::names(view, &machine::waited_for(view, &record.name, record.seq));
     ChangeError::Busy { since_ms: view.now.ms_since(record.since), waits_for }
 }

@@ -353,6 +353,9 @@ impl Fleet {
                     FleetAction::Settle { name, seq } => self.settle(&name, seq).await,
                 };
             }
+            for record in view.records.iter().filter(|record| acks.get(&record.name) == Some(&record.seq)) {
+                moved |= self.watch_canary(&view, record).await;
+            }
             match moved {
                 true => self.0.hurry.notify_one(),
                 false => self.record_names(&view, &acks).await,
@@ -448,7 +451,7 @@ impl Fleet {
                 tokio::time::sleep(RETRY).await;
                 false
             }
-            Err(Trouble::Refused(why)) if record.candidate.is_some() => {
+            Err(Trouble::Refused(why)) if record.candidate.is_some() || record.canary.is_some() => {
                 let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state.lock().id));
                 tracing::error!(policy = name, "the policy change is called off: {why}");
                 self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)
@@ -514,6 +517,7 @@ impl Fleet {
             // Other proxies cannot see the leases beneath a delegation, and keep away from all of its policy.
             service.suspend_delegations().await;
         }
+        self.apply_canary(record).await?;
         self.resume_delegations();
         Ok(())
     }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::ServerTime;
-use crate::store::registry::{Member, PolicyRecord, PolicyVersion, View};
+use crate::store::registry::{CanaryRecord, Member, PolicyRecord, PolicyVersion, View};
 
 /// How long heartbeats are faster after a record has changed, in microseconds.
 const HURRY_US: u64 = 10_000_000;
@@ -68,10 +68,12 @@ pub enum Beginning {
     Propose { seq: u64 },
     /// It is the candidate of the record `seq`, or has become live after that record.
     Join { seq: u64 },
-    /// It is the live version, but the record `seq` has another candidate.
+    /// It is the live version, but the record `seq` has another candidate, or a canary.
     CallOff { seq: u64 },
     /// Another change is pending.
     Busy,
+    /// There is a canary of another version.
+    Tried,
 }
 
 /// Decides how to make `version` the live one.
@@ -81,8 +83,13 @@ pub fn beginning(record: &PolicyRecord, version: &PolicyVersion) -> Beginning {
         Some(candidate) if candidate == version => Beginning::Join { seq },
         Some(_) if record.live == *version => Beginning::CallOff { seq },
         Some(_) => Beginning::Busy,
-        None if record.live == *version => Beginning::Join { seq: seq.saturating_sub(1) },
-        None => Beginning::Propose { seq },
+        None => match &record.canary {
+            Some(canary) if canary.version == *version => Beginning::Propose { seq },
+            Some(_) if record.live == *version => Beginning::CallOff { seq },
+            Some(_) => Beginning::Tried,
+            None if record.live == *version => Beginning::Join { seq: seq.saturating_sub(1) },
+            None => Beginning::Propose { seq },
+        },
     }
 }
 
@@ -90,7 +97,7 @@ pub fn beginning(record: &PolicyRecord, version: &PolicyVersion) -> Beginning {
 pub fn called_off(view: &mut View, name: &str, seq: u64, why: &str) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
         (record.seq, record.candidate, record.note) = (seq + 1, None, Some(why.to_owned()));
-        record.since = view.now;
+        (record.canary, record.since) = (None, view.now);
     }
 }
 
@@ -106,6 +113,14 @@ pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
 pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
         (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
+        (record.canary, record.since) = (None, view.now);
+    }
+}
+
+/// Updates the view after a canary has begun, or has got other terms.
+pub fn tried(view: &mut View, name: &str, seq: u64, canary: CanaryRecord) {
+    if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
+        (record.seq, record.canary, record.note) = (seq + 1, Some(canary), None);
         record.since = view.now;
     }
 }

@@ -94,7 +94,11 @@ impl Fleet {
         all
     }
 
-    fn pushed(&self, name: &str, changed: Result<Changed, ChangeError>) -> Result<Pushed, PushError> {
+    pub(super) fn pushed(
+        &self,
+        name: &str,
+        changed: Result<Changed, ChangeError>,
+    ) -> Result<Pushed, PushError> {
         match changed {
             Ok(Changed::Live) => self.status_of(name).map(Pushed::Live),
             Ok(Changed::UnderWay { waits_for }) => {
@@ -109,13 +113,15 @@ impl Fleet {
             }
             // No component was refused, so there is nothing to record.
             Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(PushError::Refused(nothing.to_string())),
-            Err(busy @ ChangeError::Busy { .. }) => Err(PushError::Busy(busy.to_string())),
+            Err(busy @ (ChangeError::Busy { .. } | ChangeError::Tried(_))) => {
+                Err(PushError::Busy(busy.to_string()))
+            }
             Err(ChangeError::Overloaded(why)) => Err(PushError::Overloaded(why)),
             Err(error) => Err(PushError::Unavailable(error.to_string())),
         }
     }
 
-    fn checked(
+    pub(super) fn checked(
         &self,
         name: &str,
         result: Result<Result<Prepared, Rejection>, JoinError>,
@@ -136,7 +142,7 @@ impl Fleet {
         PushError::Refused(rejection.to_string())
     }
 
-    fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
+    pub(super) fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
         self.policies().into_iter().find(|status| status.name == name).ok_or(PushError::Unknown)
     }
 }

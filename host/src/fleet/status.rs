@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
@@ -39,12 +40,22 @@ pub struct MemberStatus {
     pub acknowledged: BTreeMap<String, u64>,
 }
 
+/// A version that decides for a share of the keys.
+#[derive(Clone, Debug, Serialize)]
+pub struct CanaryStatus {
+    /// The digest of the component: `sha256:` and 64 hex digits.
+    pub digest: String,
+    /// The share, and what ends the canary: [`CanaryTerms`](crate::policy::CanaryTerms).
+    #[serde(flatten)]
+    pub terms: Map<String, Value>,
+}
+
 /// The record of a policy for all proxies.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyRecord {
     /// The name of the policy.
     pub name: String,
-    /// `settled`, or `both` while claims take the keys of two generations.
+    /// `settled`; `both` while claims take the keys of two generations; or `canary`.
     pub phase: &'static str,
     /// Increases with every step of a change.
     pub seq: u64,
@@ -53,6 +64,9 @@ pub struct PolicyRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     /// The digest that a pending change proposes.
     pub candidate: Option<String>,
+    /// The version that decides for a share of the keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanaryStatus>,
     /// The digest that a rollback would restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous: Option<String>,
@@ -136,10 +150,18 @@ impl Inner {
 fn policy_record(view: &View, record: &Recorded) -> PolicyRecord {
     PolicyRecord {
         name: record.name.clone(),
-        phase: if record.candidate.is_some() { "both" } else { "settled" },
+        phase: match (&record.candidate, &record.canary) {
+            (Some(_), _) => "both",
+            (None, Some(_)) => "canary",
+            (None, None) => "settled",
+        },
         seq: record.seq,
         digest: record.live.digest.clone(),
         candidate: record.candidate.as_ref().map(|candidate| candidate.digest.clone()),
+        canary: record.canary.as_ref().map(|canary| CanaryStatus {
+            digest: canary.version.digest.clone(),
+            terms: serde_json::from_str(&canary.terms).unwrap_or_default(),
+        }),
         previous: record.previous.as_ref().map(|previous| previous.digest.clone()),
         waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
         held_up: None,

@@ -16,6 +16,14 @@ impl Key {
     /// The width of the key column in the store.
     pub const MAX_BYTES: usize = 1024;
 
+    /// The keys of both, sorted, each once.
+    pub fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
+        let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into()
+    }
+
     /// Makes a key of [`Space::Table`]. Returns `None` if the text is empty or longer than [`Key::MAX_BYTES`].
     pub fn new(text: &str) -> Option<Key> {
         let fits = !text.is_empty() && text.len() <= Key::MAX_BYTES;

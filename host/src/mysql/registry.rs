@@ -112,6 +112,20 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.component(&name, &version))
     }
 
+    fn canary(
+        &self,
+        name: String,
+        seq: u64,
+        canary: Component,
+        terms: String,
+    ) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.write_canary(&name, seq, &canary, &terms))
+    }
+
+    fn canary_terms(&self, name: String, seq: u64, terms: String) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.write_canary_terms(&name, seq, &terms))
+    }
+
     fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.propose(&name, seq, &candidate))
     }

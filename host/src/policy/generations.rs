@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use arc_swap::ArcSwap;
 use serde_json::{Map, Value};
 
+use super::canary::{Canary, CanaryTerms};
 use super::check::{self, Checked};
 use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin};
 use crate::clock;
@@ -42,6 +43,8 @@ pub struct ActivePolicy {
     pub live: Arc<Generation>,
     /// Claims take the keys of this generation too.
     pub candidate: Option<Arc<Generation>>,
+    /// What is tried on a share of the keys.
+    pub canary: Option<Arc<Canary>>,
 }
 
 impl ActivePolicy {
@@ -169,7 +172,7 @@ impl Policies {
         let mut history = policy.history.lock();
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
-        let next = ActivePolicy { live: Arc::clone(&generation), candidate: None };
+        let next = ActivePolicy { live: Arc::clone(&generation), candidate: None, canary: None };
         policy.live().retire();
         policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
@@ -182,8 +185,23 @@ impl Policies {
     /// Makes claims take the keys of both generations; with `None`, of the live generation only.
     pub fn name_with(&self, name: &str, candidate: Option<Arc<Generation>>) {
         if let Some(policy) = self.0.policies.get(name) {
-            policy.active.store(Arc::new(ActivePolicy { live: policy.live(), candidate }));
+            policy.change(|active| ActivePolicy {
+                candidate: candidate.clone(),
+                canary: None,
+                ..active.clone()
+            });
         }
+    }
+
+    /// Lets a version decide for a share of the keys; with `None`, the live generation decides for all.
+    pub fn try_out(&self, name: &str, canary: Option<(Arc<Generation>, CanaryTerms)>) {
+        let Some(policy) = self.0.policies.get(name) else { return };
+        policy.change(|active| {
+            let new = |(generation, terms): (Arc<Generation>, CanaryTerms)| {
+                Arc::new(Canary::new(generation, terms, active.canary.as_deref()))
+            };
+            ActivePolicy { canary: canary.clone().map(new), ..active.clone() }
+        });
     }
 
     /// Records a message about a policy for operators, as its last error.
@@ -216,9 +234,17 @@ impl Policy {
     fn new(first: Generation) -> Policy {
         Policy {
             next_number: AtomicU64::new(first.number() + 1),
-            active: ArcSwap::from_pointee(ActivePolicy { live: Arc::new(first), candidate: None }),
+            active: ArcSwap::from_pointee(ActivePolicy {
+                live: Arc::new(first),
+                candidate: None,
+                canary: None,
+            }),
             history: Mutex::new(History { since_us: clock::wall_us(), ..History::default() }),
         }
+    }
+
+    fn change(&self, change: impl Fn(&ActivePolicy) -> ActivePolicy) {
+        self.active.rcu(|active| change(active));
     }
 
     fn live(&self) -> Arc<Generation> {
@@ -246,6 +272,7 @@ impl Policy {
                 .clone()
                 .or_else(|| live.last_fault().map(|fault| fault.to_string())),
             faults: live.faults(),
+            canary: self.active.load().canary.as_ref().map(|canary| canary.seen()),
         }
     }
 }

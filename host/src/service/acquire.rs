@@ -84,6 +84,9 @@ async fn attempt(
         let charge = request.charge(&planned.plan)?;
         let is_recorded = recorded.as_ref().is_some_and(Asking::is_sampled);
         let Some(result) = enqueue(shared, request, &planned, charge, is_recorded).await else { continue };
+        if let (Ok(_), Some(place)) = (&result, &planned.place) {
+            place.granted(Duration::from_micros(clock::now().us_since(began)));
+        }
         return match result {
             // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
             // the keys.
@@ -198,7 +201,7 @@ fn waiter(
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
         global: plan.global_order.then(|| global_ticket(request, plan)),
-        delegable: plan.delegate.map(|when| Delegable { rules: shared.rules_of(&planned.generation), when }),
+        delegable: plan.delegate.map(|when| Delegable { rules: shared.rules_of(&planned.live), when }),
         tag: tag::tag(request, planned.generation.id(), plan),
     };
     Waiter {

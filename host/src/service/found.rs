@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::Entry;
 
-use super::shadow::{NewPlan, Plans, Shadow, union};
+use super::shadow::{NewPlan, Plans, Shadow};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::{Instant, Key};
 use crate::policy::PlanRequest;
@@ -30,7 +30,7 @@ impl Lacking {
 
     /// The shadow that the lease casts.
     pub fn shadow(&self, policy: &str) -> Shadow {
-        let old = union(&[], self.lease.keys.iter());
+        let old = Key::union(&[], self.lease.keys.iter());
         match self.lease.is_delegation {
             true => Shadow::of_delegation(self.lease.nonce, old, policy),
             false => Shadow::new(self.lease.nonce, old, self.plan.as_ref(), policy),

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use super::context::ServiceContext;
 use super::errors::AcquireError;
 use super::request::Request;
-use super::shadow::union;
 use crate::config::Verb;
+use crate::coverage::{Branch, reached};
 use crate::lock::{Call, Key, Primitive};
-use crate::policy::{Generation, Plan, PlanError, PlanRequest};
+use crate::policy::{Generation, Overlay, Place, Plan, PlanError, PlanRequest};
 
 /// The plan of a granted request.
 pub(super) struct Planned {
+    /// What decides about the request: the live generation or a canary.
     pub generation: Arc<Generation>,
+    /// What the keys are named by.
+    pub live: Arc<Generation>,
+    /// On which side of a canary the request is.
+    pub place: Option<Place>,
     pub plan: Plan,
     /// The version of the generations that named the keys.
     pub version: (u64, Option<u64>),
@@ -37,8 +42,27 @@ pub(super) fn planned(
     let verbs = if call == Call::Version { VERSION } else { LOCK };
     check_right(request, verbs, std::iter::once(request.resource.as_str()))?;
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
-    let mut planned = shared.within_reach(policy, plan(&active.live, policy, asked)?)?;
+    let live = plan(&active.live, policy, asked);
+    // While a change is in progress, there is no canary. A version belongs to one key.
+    let canary = active.canary.as_ref().filter(|_| call != Call::Version);
+    if let (Some(canary), Err(AcquireError::Refused { .. })) = (canary, &live) {
+        canary.refused_before();
+    }
+    let mut planned = shared.within_reach(policy, live?)?;
     check_call(call, policy, planned.primitive)?;
+    let (mut generation, mut place) = (active.live.clone(), None);
+    if let Some(canary) = canary {
+        let (overlay, at) = canary.overlay(asked, &planned);
+        place = Some(at);
+        match overlay {
+            Overlay::Decides(plan) => {
+                reached(Branch::CanaryDecides);
+                (planned, generation) = (plan, canary.generation.clone());
+            }
+            Overlay::Refuses(reason) => return Err(AcquireError::Refused { reason }),
+            Overlay::Leaves => {}
+        }
+    }
     if let Some(candidate) = &active.candidate {
         // A request that either generation refuses is refused: other proxies may already apply the candidate
         // alone.
@@ -46,7 +70,7 @@ pub(super) fn planned(
         add_keys(&mut planned, &next, call)?;
     }
     check_right(request, verbs, planned.keys.iter().map(Key::as_str))?;
-    Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
+    Ok(Planned { generation, live: active.live.clone(), place, plan: planned, version: active.version() })
 }
 
 /// Either verb reads a version; a commit is checked for [`LOCK`] besides.
@@ -106,7 +130,7 @@ fn add_keys(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError
         let why = "its policy is being replaced by a policy that names other keys; try again in a moment";
         return Err(AcquireError::NotYet { why: why.to_owned() });
     }
-    plan.keys = union(&plan.keys, next.keys.iter());
+    plan.keys = Key::union(&plan.keys, next.keys.iter());
     Ok(())
 }
 

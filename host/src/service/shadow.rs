@@ -64,8 +64,8 @@ impl Shadows {
                 Entry::Vacant(place) => drop(place.insert(shadow)),
                 Entry::Occupied(mut known) => {
                     let known = known.get_mut();
-                    known.old = union(&known.old, shadow.old.iter());
-                    known.new = union(&known.new, shadow.new.iter());
+                    known.old = Key::union(&known.old, shadow.old.iter());
+                    known.new = Key::union(&known.new, shadow.new.iter());
                     known.policy = shadow.policy.or(known.policy.take());
                 }
             }
@@ -100,7 +100,7 @@ impl Shadows {
             .filter_map(|nonce| self.by_nonce.get(nonce))
             .flat_map(|shadow| shadow.old.iter());
         let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
-        (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
+        (!extra.is_empty()).then(|| Key::union(keys, extra.into_iter()))
     }
 
     /// Admits a new claim of the policy: adds the keys that the claim has to take as well. The error says, in a
@@ -165,14 +165,6 @@ fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &
             casting.remove();
         }
     }
-}
-
-/// The keys of both, sorted, each once.
-pub(super) fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
-    let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
-    all.sort_unstable();
-    all.dedup();
-    all.into()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::context::ServiceContext;
 use super::message::{Swap, SwapStep};
-use super::shadow::{NewPlan, Shadow, Shadows, union};
+use super::shadow::{NewPlan, Shadow, Shadows};
 use super::tag;
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -104,7 +104,7 @@ impl Swap {
         if !waits_for_any && (claim.any || !holds) {
             reached(Branch::WaiterMoves);
             let global = global.or_else(|| claim.global.clone());
-            let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), global);
+            let wider = || asks_again(claim, Key::union(&claim.keys, new.keys.iter()), global);
             // An authenticated client asks again itself: it may have no right to the new keys.
             let moves = !claim.any && !new.any && claim.tag.principal.is_none();
             return Some((id, moves.then(wider)));

@@ -66,7 +66,7 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
         let generation = policies.get("default").unwrap();
         let plan = plan(&generation, "default", &request("a").for_policy()).unwrap();
         let version = policies.active("default").unwrap().version();
-        Planned { generation, plan, version }
+        Planned { live: generation.clone(), place: None, generation, plan, version }
     };
     let before = planned();
     let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();

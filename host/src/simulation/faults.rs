@@ -93,6 +93,19 @@ pub enum Fault {
         policy: &'static str,
         settings: Settings,
     },
+    /// Other settings of the policy decide for a share of the keys, and go live after a while, unless `every_ms` is 0.
+    Canary {
+        proxy: usize,
+        policy: &'static str,
+        settings: Settings,
+        percent: u8,
+        every_ms: u32,
+    },
+    /// The canary of the policy goes live.
+    Promote {
+        proxy: usize,
+        policy: &'static str,
+    },
     /// Proxies that start from now on have other settings of the policy in their files.
     Edit {
         policy: &'static str,
@@ -264,6 +277,8 @@ impl Fault {
             }
             Fault::NameRoutes { .. } => "the guarded routes are edited",
             Fault::Replace { .. } => "a policy is replaced",
+            Fault::Canary { .. } => "a canary begins or gets another share",
+            Fault::Promote { .. } => "a canary is promoted",
             Fault::Edit { .. } => "the file of a policy's settings is edited",
             Fault::RollBack { .. } => "a policy is rolled back",
             Fault::Deploy { .. } => "a file of principals is deployed",
@@ -307,7 +322,19 @@ impl Fault {
             Kind::NameRoutes => Fault::NameRoutes { naming: random.random_range(0..3) },
             Kind::Replace => Fault::Replace { proxy, policy, settings: Settings::any(random, policy, what) },
             Kind::RollBack => Fault::RollBack { proxy, policy },
+            Kind::Canary => Fault::canary(random, proxy, policy, what),
+            Kind::Promote => Fault::Promote { proxy, policy },
         }
+    }
+}
+
+impl Fault {
+    /// A canary with any settings, for any share.
+    pub fn canary(random: &mut StdRng, proxy: usize, policy: &'static str, what: &Failing<'_>) -> Fault {
+        let settings = Settings::any(random, policy, what);
+        let percent = *[10, 50, 50, 90, 100].choose(random).unwrap_or(&50);
+        let every_ms = *[0, 0, 1_000, 4_000].choose(random).unwrap_or(&0);
+        Fault::Canary { proxy, policy, settings, percent, every_ms }
     }
 }
 
@@ -337,6 +364,11 @@ impl fmt::Display for Fault {
                 let settings = Value::Object(settings.table());
                 write!(f, ": `{policy}`, at proxy {proxy}, with {settings}")
             }
+            Fault::Canary { proxy, policy, settings, percent, every_ms } => {
+                let settings = Value::Object(settings.table());
+                write!(f, ": `{policy}`, at proxy {proxy}, {percent} % for {every_ms} ms, with {settings}")
+            }
+            Fault::Promote { proxy, policy } => write!(f, ": `{policy}`, at proxy {proxy}"),
             Fault::Edit { policy, settings } => write!(f, ": `{policy}` gets {settings:?}"),
             Fault::RollBack { proxy, policy } => write!(f, ": `{policy}`, at proxy {proxy}"),
             Fault::Deploy { proxy, version } => write!(f, ": version {version}, to proxy {proxy}"),
@@ -361,11 +393,13 @@ enum Kind {
     NameRoutes,
     Replace,
     RollBack,
+    Canary,
+    Promote,
 }
 
 impl Kind {
     /// Kinds that are listed several times are chosen more often.
-    const ALL: [Kind; 18] = [
+    const ALL: [Kind; 21] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Pause,
@@ -384,6 +418,9 @@ impl Kind {
         Kind::Replace,
         Kind::Replace,
         Kind::RollBack,
+        Kind::Canary,
+        Kind::Canary,
+        Kind::Promote,
     ];
 
     /// For runs whose clocks are set again and again while some proxies do not notice.
@@ -411,7 +448,7 @@ impl Kind {
         match self {
             Kind::FailOver => what.has_second,
             Kind::NameRoutes => what.policies.contains(&GUARDED),
-            Kind::Replace | Kind::RollBack => !what.policies.is_empty(),
+            Kind::Replace | Kind::RollBack | Kind::Canary | Kind::Promote => !what.policies.is_empty(),
             _ => true,
         }
     }

@@ -222,7 +222,9 @@ impl Options {
     /// The settings that policies get in the run.
     fn planned_settings(&mut self) -> impl Iterator<Item = &mut Settings> {
         self.faults.iter_mut().filter_map(|planned| match &mut planned.fault {
-            Fault::Replace { settings, .. } | Fault::Edit { settings, .. } => Some(settings),
+            Fault::Replace { settings, .. }
+            | Fault::Edit { settings, .. }
+            | Fault::Canary { settings, .. } => Some(settings),
             _ => None,
         })
     }
@@ -262,7 +264,7 @@ impl Options {
 
     /// Whether guarded requests may continue after their leases are lost.
     pub fn lets_finish(&self) -> bool {
-        let lets_finish = |planned: &Planned| matches!(&planned.fault, Fault::Replace { settings, .. } if settings.lets_finish);
+        let lets_finish = |planned: &Planned| matches!(&planned.fault, Fault::Replace { settings, .. } | Fault::Canary { settings, .. } if settings.lets_finish);
         self.faults.iter().any(lets_finish)
     }
 

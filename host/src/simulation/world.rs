@@ -39,6 +39,7 @@ use crate::telemetry::Metrics;
 use crate::vital;
 use crate::vital::process::Process;
 
+mod changes;
 mod parts;
 
 use parts::{Edited, policies, routes, store_config};
@@ -445,16 +446,18 @@ impl World {
             Fault::NameRoutes { naming } => drop(self.naming.send_replace(*naming)),
             Fault::Replace { proxy, policy, settings } => {
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
-                let (policies, fleet) = (proxy.policies.clone(), proxy.fleet.clone());
-                let (name, table) = ((*policy).to_owned(), settings.table());
-                self.change(&proxy, (policy, settings.global_order), async move {
-                    let component = policies.get(&name).ok_or("there is no such policy")?.component();
-                    let prepared = policies.prepare(&name, &component, Some(table));
-                    let prepared = prepared.map_err(|error| error.to_string())?;
-                    let changed = fleet.change(prepared).await.map_err(|error| error.to_string())?;
-                    Ok(format!("{changed:?}"))
-                })
-                .await;
+                let replaced = changes::replace(&proxy.policies, &proxy.fleet, policy, settings);
+                self.change(&proxy, (policy, settings.global_order), replaced).await;
+            }
+            Fault::Canary { proxy, policy, settings, percent, every_ms } => {
+                let proxy = self.shared.proxy(proxy % self.options.proxies);
+                let terms = changes::terms(*percent, *every_ms);
+                let begun = changes::canary(&proxy.policies, &proxy.fleet, (policy, settings), terms);
+                self.change(&proxy, (policy, settings.global_order), begun).await;
+            }
+            Fault::Promote { proxy, policy } => {
+                let proxy = self.shared.proxy(proxy % self.options.proxies);
+                self.change(&proxy, (policy, false), changes::promote(&proxy.fleet, policy)).await;
             }
             Fault::Edit { policy, settings } => {
                 self.is_replaced(policy);
@@ -463,12 +466,7 @@ impl World {
             Fault::Deploy { proxy, version } => self.deploy(proxy % self.options.proxies, *version),
             Fault::RollBack { proxy, policy } => {
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
-                let (fleet, policy) = (proxy.fleet.clone(), *policy);
-                self.change(&proxy, (policy, false), async move {
-                    let changed = fleet.roll_back(policy).await.map_err(|error| error.to_string())?;
-                    Ok(format!("{changed:?}"))
-                })
-                .await;
+                self.change(&proxy, (policy, false), changes::roll_back(&proxy.fleet, policy)).await;
             }
         }
     }

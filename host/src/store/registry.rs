@@ -63,6 +63,15 @@ pub struct Component {
     pub bytes: Bytes,
 }
 
+/// A version that decides for a share of the keys, while claims take the keys of the live version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CanaryRecord {
+    /// The version.
+    pub version: PolicyVersion,
+    /// The share and what ends the canary, in the form of the fleet.
+    pub terms: String,
+}
+
 /// The record of a policy, without its components.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRecord {
@@ -74,6 +83,8 @@ pub struct PolicyRecord {
     pub live: PolicyVersion,
     /// Set during a change: claims take the keys of both versions.
     pub candidate: Option<PolicyVersion>,
+    /// The canary, if there is one and no change is in progress.
+    pub canary: Option<CanaryRecord>,
     /// The version before `live`, if it is known.
     pub previous: Option<PolicyVersion>,
     /// When the record got its current `seq`.
@@ -292,7 +303,7 @@ pub trait Registry: Send + Sync + 'static {
     /// Adds the record of a policy that has none.
     fn record(&self, name: String, live: Component) -> StoreFuture<Result<(), StoreError>>;
 
-    /// The component of a recorded version: live, candidate or previous; `None` if the version is no longer
+    /// The component of a recorded version: live, candidate, canary or previous; `None` if the version is no longer
     /// recorded.
     fn component(
         &self,
@@ -300,7 +311,19 @@ pub trait Registry: Send + Sync + 'static {
         version: PolicyVersion,
     ) -> StoreFuture<Result<Option<Bytes>, StoreError>>;
 
-    /// Begins a change of a policy, if no change is in progress.
+    /// Makes a version the canary of a policy, or changes the terms of its canary, if no change is in progress.
+    fn canary(
+        &self,
+        name: String,
+        seq: u64,
+        canary: Component,
+        terms: String,
+    ) -> StoreFuture<Result<bool, StoreError>>;
+
+    /// Changes the terms of a canary.
+    fn canary_terms(&self, name: String, seq: u64, terms: String) -> StoreFuture<Result<bool, StoreError>>;
+
+    /// Begins a change of a policy, if no change is in progress. A canary ends with it.
     fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes the candidate live, if every member that may grant has acknowledged `seq`; this call acknowledges
@@ -308,7 +331,7 @@ pub trait Registry: Send + Sync + 'static {
     /// and its tokens must still rise.
     fn settle(&self, name: String, seq: u64, me: Pulse) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Cancels the change: drops the candidate and records why.
+    /// Cancels the change or the canary: drops the candidate and records why.
     fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes `secret` the [secret of the proxies](View::peer_secret), if they have none.

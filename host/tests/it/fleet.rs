@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder};
 use crate::policies::{RENAMED, default_policy, keys, status, variant};
 
+mod canary;
 mod changes;
 mod load;
 mod members;

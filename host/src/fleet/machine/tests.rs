@@ -22,7 +22,16 @@ fn member(id: u64, seq: Option<u64>) -> Member {
 fn record(seq: u64, live: &str, candidate: Option<&str>) -> PolicyRecord {
     let candidate = candidate.map(version);
     let (name, live) = ("p".to_owned(), version(live));
-    PolicyRecord { name, seq, live, candidate, previous: None, since: ServerTime(0), note: None }
+    PolicyRecord {
+        name,
+        seq,
+        live,
+        candidate,
+        canary: None,
+        previous: None,
+        since: ServerTime(0),
+        note: None,
+    }
 }
 
 fn view(members: Vec<Member>, record: PolicyRecord) -> View {

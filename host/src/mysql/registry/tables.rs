@@ -12,7 +12,8 @@ use crate::mysql::session::fault::Fault;
 use crate::mysql::session::link::Link;
 use crate::mysql::sql::{self, NOW_US};
 use crate::store::registry::{
-    Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, RulesRecord, RulesVersion, View,
+    CanaryRecord, Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, RulesRecord,
+    RulesVersion, View,
 };
 
 const PROXIES: &str = "lockkeeper_proxy";
@@ -60,7 +61,7 @@ impl Link {
             "CREATE TABLE IF NOT EXISTS {POLICIES} (\
              name VARBINARY(64) NOT NULL PRIMARY KEY,\
              seq BIGINT UNSIGNED NOT NULL COMMENT 'rises with every change of the row',\
-             phase VARBINARY(16) NOT NULL COMMENT 'settled, or both while a change is under way',\
+             phase VARBINARY(16) NOT NULL COMMENT 'settled; both while a change is under way; canary while a version is tried',\
              live_digest VARBINARY(80) NOT NULL,\
              live_settings MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\
              live LONGBLOB NOT NULL,\
@@ -68,7 +69,8 @@ impl Link {
              candidate_settings MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,\
              candidate LONGBLOB NULL,\
              since_us BIGINT UNSIGNED NOT NULL COMMENT 'when the row was changed: microseconds since 1970',\
-             note TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'why the last change was called off'\
+             note TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'why the last change was called off, or the terms \
+             of a canary'\
              ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
         );
         // A table of its own, because a new column would need ALTER, a privilege that the account may lack.
@@ -120,7 +122,7 @@ impl Link {
             "SET @b={NOW_US};UPDATE {PROXIES} SET beat_us=@b,until_us=@b+{},address={}{acks} WHERE id={};{};\
              SELECT {MEMBER} FROM {PROXIES} ORDER BY id;\
              SELECT p.name,seq,live_digest,live_settings,candidate_digest,candidate_settings,since_us,note,\
-             digest,settings FROM {POLICIES} p LEFT JOIN {BEFORE} b ON b.name=p.name AND successor=live_digest \
+             digest,settings,phase FROM {POLICIES} p LEFT JOIN {BEFORE} b ON b.name=p.name AND successor=live_digest \
              ORDER BY p.name;SELECT name,value,since_us FROM {SHARED}",
             me.lives.as_micros(),
             hexed(&me.address),
@@ -273,16 +275,49 @@ impl Link {
             hexed(&candidate.version.digest),
             hexed(&candidate.version.settings)
         );
-        let tail = format!(" WHERE name={} AND seq={seq} AND phase='settled'", hexed(name));
-        self.changes_a_row(with_component(head, candidate, &tail)).await
+        self.changes_a_row(with_component(head, candidate, &unchanged(name, seq))).await
     }
 
-    /// Ends a pending change without its candidate. Tells whether the change was pending.
+    /// Makes a version the canary of the record `seq`. Tells whether no change was pending.
+    pub(super) async fn write_canary(
+        &mut self,
+        name: &str,
+        seq: u64,
+        canary: &Component,
+        terms: &str,
+    ) -> Result<bool, Fault> {
+        let head = format!(
+            "UPDATE {POLICIES} SET seq=seq+1,phase='canary',since_us={NOW_US},note={},candidate_digest={},\
+             candidate_settings={},candidate=",
+            hexed(terms),
+            hexed(&canary.version.digest),
+            hexed(&canary.version.settings)
+        );
+        self.changes_a_row(with_component(head, canary, &unchanged(name, seq))).await
+    }
+
+    /// Changes the terms of the canary of the record `seq`. Tells whether it had one.
+    pub(super) async fn write_canary_terms(
+        &mut self,
+        name: &str,
+        seq: u64,
+        terms: &str,
+    ) -> Result<bool, Fault> {
+        let sql = format!(
+            "UPDATE {POLICIES} SET seq=seq+1,since_us={NOW_US},note={} WHERE name={} AND seq={seq} AND phase='canary'",
+            hexed(terms),
+            hexed(name)
+        );
+        self.changes_a_row(sql).await
+    }
+
+    /// Ends a pending change without its candidate, or a canary. Tells whether there was one.
     pub(super) async fn call_off(&mut self, name: &str, seq: u64, why: &str) -> Result<bool, Fault> {
         let sql = format!(
-            "UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note={},{NO_CANDIDATE} WHERE {}",
+            "UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note={},{NO_CANDIDATE} \
+             WHERE name={} AND seq={seq} AND phase<>'settled'",
             hexed(why),
-            pending(name, seq)
+            hexed(name)
         );
         self.changes_a_row(sql).await
     }
@@ -340,6 +375,11 @@ fn insert_shared(name: &str, value: &str, change: &str) -> String {
     )
 }
 
+/// The condition for a record without a pending change.
+fn unchanged(name: &str, seq: u64) -> String {
+    format!(" WHERE name={} AND seq={seq} AND phase<>'both'", hexed(name))
+}
+
 /// The condition for the record of a pending change.
 fn pending(name: &str, seq: u64) -> String {
     format!("name={} AND seq={seq} AND phase='both'", hexed(name))
@@ -387,20 +427,39 @@ fn read_member(row: Row) -> Option<Member> {
 fn read_record(row: Row) -> Option<PolicyRecord> {
     type Bytes = Vec<u8>;
     type Other = Option<Bytes>;
-    type Columns = (Bytes, u64, Bytes, Bytes, Other, Other, u64, Other, Other, Other);
-    let (name, seq, digest, settings, next_digest, next_settings, since, note, last_digest, last_settings) =
-        mysql_async::from_row_opt::<Columns>(row).ok()?;
+    type Columns = (Bytes, u64, Bytes, Bytes, Other, Other, u64, Other, Other, Other, Bytes);
+    let (
+        name,
+        seq,
+        digest,
+        settings,
+        next_digest,
+        next_settings,
+        since,
+        note,
+        last_digest,
+        last_settings,
+        phase,
+    ) = mysql_async::from_row_opt::<Columns>(row).ok()?;
     let version =
         |digest: &[u8], settings: &[u8]| PolicyVersion { digest: text(digest), settings: text(settings) };
     let other = |digest: Other, settings: Other| Some(version(&digest?, &settings?));
+    let (next, note) = (other(next_digest, next_settings), note.as_deref().map(text));
+    let (candidate, canary, note) = match (&*phase == b"canary", next, note) {
+        (true, Some(version), terms) => {
+            (None, Some(CanaryRecord { version, terms: terms.unwrap_or_default() }), None)
+        }
+        (_, next, note) => (next, None, note),
+    };
     Some(PolicyRecord {
         name: text(&name),
         seq,
         live: version(&digest, &settings),
-        candidate: other(next_digest, next_settings),
+        candidate,
+        canary,
         previous: other(last_digest, last_settings),
         since: ServerTime(since),
-        note: note.as_deref().map(text),
+        note,
     })
 }
 

@@ -31,7 +31,7 @@ impl Options {
             ..self
         };
         // Mistakes that show in few of their runs get more runs.
-        match random.random_range(0..22) {
+        match random.random_range(0..24) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 | 13 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
@@ -45,6 +45,7 @@ impl Options {
             14 => few.with_rules_that_go_back(random),
             15 => few.with_versions_that_get_other_names(random),
             16..19 => few.with_clocks_that_are_set(random),
+            22 | 23 => few.with_canaries(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -426,6 +427,27 @@ impl Options {
             to_the_first_percent: *[0, 80, 97].choose(random).unwrap_or(&0),
             ..self
         }
+    }
+
+    /// Versions that give keys other names, or hold them in another way, decide for a share of the keys, on one proxy
+    /// earlier than on the other.
+    fn with_canaries(self, random: &mut StdRng) -> Options {
+        let policy = *["lease", "lease", "version", "row", GUARDED].choose(random).unwrap_or(&"lease");
+        let (mut at_ms, mut faults) = (random.random_range(200..1_500), Vec::new());
+        while u128::from(at_ms) < self.lasts.as_millis() {
+            let proxy = random.random_range(0..2);
+            let stripes = random.random_range(0..=2);
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            let (percent, every_ms) = (*[30, 60, 90].choose(random).unwrap_or(&60), 0);
+            let fault = match random.random_range(0..6) {
+                0..=3 => Fault::Canary { proxy, policy, settings, percent, every_ms },
+                4 => Fault::Promote { proxy, policy },
+                _ => Fault::RollBack { proxy, policy },
+            };
+            faults.push(Planned { at_ms, fault });
+            at_ms += random.random_range(300..4_000);
+        }
+        Options { policies: vec![policy], proxies: 2, resources: random.random_range(1..=4), faults, ..self }
     }
 
     /// A member of the quorum is slow to undo a refused claim for several keys.

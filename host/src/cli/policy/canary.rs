@@ -1,0 +1,83 @@
+//! `policy canary`: a version of a policy decides for a share of the keys.
+
+use clap::Args;
+use hyper::Method;
+use serde_json::Value;
+
+use super::super::Options;
+use super::super::client::{Client, encode_path};
+use super::{PUSH_TIMEOUT, tools};
+use crate::cli::args;
+use crate::cli::failure::Failure;
+
+/// The arguments of `policy canary`.
+#[derive(Args, Debug)]
+pub struct CanaryArgs {
+    /// Name of the policy, as in config.toml
+    pub name: String,
+    /// The component: a file, or builtin:NAME
+    #[arg(value_name = "FILE")]
+    source: String,
+    /// For which share of the keys it decides, e.g. 5%
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    share: f64,
+    /// The shares that follow, e.g. 25%,100%; after the last one, the component goes live
+    #[arg(long, value_name = "PERCENTS", value_parser = percent, value_delimiter = ',', requires = "every")]
+    steps: Vec<f64>,
+    /// How long each share lasts, e.g. 10m. Without it, `policy promote` makes the component live
+    #[arg(long, value_name = "TIME", value_parser = args::duration_ms)]
+    every: Option<u32>,
+    /// When the canary is rolled back by itself: after more failed calls (faults=3), if it refuses more requests than the
+    /// live version, by more percentage points (refused=1%), or if its waits are longer (p99=2x). Several with commas
+    #[arg(long, value_name = "BOUNDS", value_parser = bound, value_delimiter = ',')]
+    guard: Vec<(&'static str, f64)>,
+}
+
+/// Runs `policy canary`; the proxy's answer.
+pub async fn run(args: &CanaryArgs, options: &Options) -> Result<Value, Failure> {
+    let component = tools::component(&args.source)?.1.into();
+    let mut query = vec![format!("share={}", args.share)];
+    if let Some(every) = args.every {
+        let steps: Vec<String> = args.steps.iter().map(f64::to_string).collect();
+        query.extend([format!("every_ms={every}"), format!("steps={}", steps.join(","))]);
+    }
+    query.extend(args.guard.iter().map(|(name, bound)| format!("{name}={bound}")));
+    let path = format!("/v1/policies/{}/canary?{}", encode_path(&args.name), query.join("&"));
+    Client::new(&options.admin, options)?.call(Method::PUT, &path, component, PUSH_TIMEOUT).await
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse();
+    percent
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        .ok_or("must be over 0% and at most 100%".to_owned())
+}
+
+fn bound(text: &str) -> Result<(&'static str, f64), String> {
+    let wrong =
+        || "must be faults=NUMBER, refused=PERCENT or p99=FACTOR, e.g. faults=3,refused=1%,p99=2x".to_owned();
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let (name, value) = match name {
+        "faults" => ("faults", value),
+        "refused" => ("refused", value.trim_end_matches('%')),
+        "p99" => ("p99", value.trim_end_matches('x')),
+        _ => return Err(wrong()),
+    };
+    Ok((name, value.parse().ok().filter(|value: &f64| *value >= 0.0).ok_or_else(wrong)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_and_bounds_have_their_units() {
+        assert_eq!((percent("5%"), percent("0.5")), (Ok(5.0), Ok(0.5)));
+        assert!(percent("0%").is_err() && percent("101%").is_err() && percent("x").is_err());
+        assert_eq!(bound("faults=3"), Ok(("faults", 3.0)));
+        assert_eq!(bound("refused=1%"), Ok(("refused", 1.0)));
+        assert_eq!(bound("p99=1.5x"), Ok(("p99", 1.5)));
+        assert!(bound("p99=fast").is_err() && bound("lost=1").is_err() && bound("faults").is_err());
+    }
+}

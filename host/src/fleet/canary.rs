@@ -1,0 +1,180 @@
+//! Canaries: a version of a policy decides for a share of the keys, and goes live, or ends by itself.
+
+use bytes::Bytes;
+
+use super::change::{self, ChangeError};
+use super::drive::Trouble;
+use super::machine;
+use super::{Fleet, PushError, Pushed, component_of, version_of};
+use crate::coverage::{Branch, reached};
+use crate::policy::{CanaryTerms, Policies, PolicyStatus, Prepared};
+use crate::store::registry::{CanaryRecord, PolicyRecord, View};
+
+impl Fleet {
+    /// Checks a component, and lets it decide for a share of the policy's keys on all proxies. If it does so already, it gets
+    /// these terms.
+    ///
+    /// # Errors
+    /// [`PushError`]: why there is no such canary.
+    pub async fn canary(
+        &self,
+        name: &str,
+        component: Bytes,
+        terms: &CanaryTerms,
+    ) -> Result<PolicyStatus, PushError> {
+        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
+        let checks = move || policies.prepare(&policy, &component, None);
+        let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
+        if let Prepared::Unchanged(_) = prepared {
+            return Err(PushError::Refused("the component is live already".to_owned()));
+        }
+        self.try_out(name, prepared, terms).await.map_err(PushError::from_canary)?;
+        self.status_of(name)
+    }
+
+    /// Makes the canary of a policy live on all proxies.
+    ///
+    /// # Errors
+    /// [`PushError`]: why the policy keeps its generation.
+    pub async fn promote(&self, name: &str) -> Result<Pushed, PushError> {
+        if self.0.policies.get(name).is_none() {
+            return Err(PushError::Unknown);
+        }
+        let mut views = self.0.view.subscribe();
+        self.0.fresh_view(&mut views).await;
+        let record = views.borrow_and_update().record(name).cloned();
+        let canary = record.as_ref().and_then(|record| record.canary.clone());
+        let (Some(record), Some(canary)) = (record, canary) else {
+            return Err(PushError::Refused(format!("policy `{name}` has no canary")));
+        };
+        let prepared = self.prepared(&record, &canary.version).await;
+        let prepared = prepared.map_err(|trouble| PushError::Unavailable(trouble.to_string()))?;
+        let changed = self.change(prepared).await;
+        self.pushed(name, changed)
+    }
+
+    /// Makes a checked generation the canary on all members.
+    pub(crate) async fn try_out(
+        &self,
+        name: &str,
+        prepared: Prepared,
+        terms: &CanaryTerms,
+    ) -> Result<(), ChangeError> {
+        let generation = prepared.generation().clone();
+        let mut views = self.0.view.subscribe();
+        for _ in 0..change::TRIES {
+            self.is_member()?;
+            self.0.fresh_view(&mut views).await;
+            let view = views.borrow_and_update().clone();
+            let Some(record) = view.record(name) else { continue };
+            if record.candidate.is_some() {
+                return Err(change::busy(&view, record));
+            }
+            let (seq, terms) = (record.seq, in_text(terms));
+            self.0.prepared.lock().insert(name.to_owned(), prepared.clone());
+            let component = component_of(&generation);
+            if self.0.registry.canary(name.to_owned(), seq, component, terms.clone()).await? {
+                tracing::info!(policy = &**generation.id(), terms, "a canary begins on all proxies");
+                let canary = CanaryRecord { version: version_of(&generation), terms };
+                self.0.view.send_modify(|view| machine::tried(view, name, seq, canary));
+                self.0.hurry.notify_one();
+                self.outcome(name, seq, &record.live).await?;
+                let now = self.0.view.borrow().record(name).cloned();
+                return match now {
+                    // A proxy has refused it.
+                    Some(PolicyRecord { canary: None, candidate: None, note: Some(why), .. }) => {
+                        Err(ChangeError::CalledOff(why))
+                    }
+                    _ => Ok(()),
+                };
+            }
+        }
+        Err(ChangeError::Superseded)
+    }
+
+    /// Applies what the record says of a canary.
+    pub(super) async fn apply_canary(&self, record: &PolicyRecord) -> Result<(), Trouble> {
+        let (policies, name): (&Policies, _) = (&self.0.policies, record.name.as_str());
+        let now = policies.active(name).and_then(|active| active.canary.clone());
+        let Some(canary) = &record.canary else {
+            if now.is_some() {
+                policies.try_out(name, None);
+                reached(Branch::CanaryEnds);
+                if let Some(why) = &record.note {
+                    policies.note(name, format!("a canary was rolled back: {why}"));
+                }
+            }
+            return Ok(());
+        };
+        let terms: CanaryTerms = serde_json::from_str(&canary.terms)
+            .map_err(|error| Trouble::Refused(format!("its terms cannot be read: {error}")))?;
+        let same = now.filter(|now| version_of(&now.generation) == canary.version);
+        if same.as_ref().is_some_and(|same| same.terms == terms) {
+            return Ok(());
+        }
+        let generation = match same {
+            Some(same) => same.generation.clone(),
+            None => self.prepared(record, &canary.version).await?.generation().clone(),
+        };
+        policies.try_out(name, Some((generation, terms)));
+        reached(Branch::CanaryBegins);
+        self.0.metrics.fleet.change("canary");
+        Ok(())
+    }
+
+    /// Ends a canary that this proxy has found to be worse, or takes its next step when that is due. Tells whether the
+    /// record has changed.
+    pub(super) async fn watch_canary(&self, view: &View, record: &PolicyRecord) -> bool {
+        let name = record.name.as_str();
+        let active = self.0.policies.active(name);
+        let (Some(recorded), Some(canary)) =
+            (&record.canary, active.and_then(|active| active.canary.clone()))
+        else {
+            return false;
+        };
+        if let Some(why) = canary.verdict() {
+            let digest = &recorded.version.digest;
+            let why = format!("proxy {}: {why} ({digest})", machine::shown(self.0.state.lock().id));
+            tracing::error!(policy = name, "a canary is rolled back: {why}");
+            let ended =
+                self.0.registry.call_off(name.to_owned(), record.seq, why.clone()).await.unwrap_or(false);
+            if ended {
+                self.0.metrics.fleet.change("canary_rolled_back");
+                self.0.view.send_modify(|view| machine::called_off(view, name, record.seq, &why));
+            }
+            return ended;
+        }
+        let terms = &canary.terms;
+        let is_due = terms.every_ms > 0 && view.now.us_since(record.since) >= terms.every_ms * 1_000;
+        if !is_due || !machine::waited_for(view, name, record.seq).is_empty() {
+            return false;
+        }
+        let (seq, registry) = (record.seq, &self.0.registry);
+        let next = match terms.next() {
+            Some(next) => {
+                tracing::info!(policy = name, share = next.share, "a canary decides for more keys");
+                registry.canary_terms(name.to_owned(), seq, in_text(&next)).await
+            }
+            None => {
+                tracing::info!(policy = &**canary.generation.id(), "a canary goes live");
+                registry.propose(name.to_owned(), seq, component_of(&canary.generation)).await
+            }
+        };
+        next.unwrap_or(false)
+    }
+}
+
+fn in_text(terms: &CanaryTerms) -> String {
+    // Serialization fails only for maps whose keys are not text, and there are none here.
+    serde_json::to_string(terms).unwrap_or_default()
+}
+
+impl PushError {
+    fn from_canary(error: ChangeError) -> PushError {
+        match error {
+            ChangeError::Busy { .. } | ChangeError::Tried(_) => PushError::Busy(error.to_string()),
+            ChangeError::CalledOff(why) => PushError::Refused(why),
+            error => PushError::Unavailable(error.to_string()),
+        }
+    }
+}
