@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `GET /live`, `GET /ready`, `GET /metrics` | `health` |
 //! | `GET /v1/policies`, `PUT /v1/policies/{name}`, `POST /v1/policies/{name}/rollback` | `policies` |
-//! | `PUT /v1/policies/{name}/canary`, `POST /v1/policies/{name}/promote` | `policies` |
+//! | `PUT /v1/policies/{name}/canary`, `POST /v1/policies/{name}/promote` and `/abort` | `policies` |
 //! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
@@ -52,6 +52,8 @@ pub enum Call {
     Canary,
     /// `policies::promote`.
     Promote,
+    /// `policies::abort`.
+    Abort,
     /// The forced release of a key.
     Force,
 }
@@ -68,6 +70,7 @@ pub const ROUTES: &[Route<Call>] = &[
     route(Methods::Post, "/v1/policies/{name}/rollback", Call::RollBack, &[Verb::PolicyRollback]),
     route(Methods::Put, "/v1/policies/{name}/canary", Call::Canary, &[Verb::PolicyPush]),
     route(Methods::Post, "/v1/policies/{name}/promote", Call::Promote, &[Verb::PolicyPush]),
+    route(Methods::Post, "/v1/policies/{name}/abort", Call::Abort, &[Verb::PolicyRollback]),
     route(Methods::Delete, "/v1/locks/{key...}", Call::Force, &[Verb::Force]),
 ];
 
@@ -142,6 +145,10 @@ impl Admin {
                 let promote = policies::promote(self, &principal, &name);
                 self.act(Verb::PolicyPush, &name, &principal, entry, promote).await
             }
+            Call::Abort => {
+                let abort = policies::abort(self, &principal, &name);
+                self.act(Verb::PolicyRollback, &name, &principal, entry, abort).await
+            }
             Call::Force => {
                 let force = self.force_release(&name, &principal);
                 self.act(Verb::Force, &name, &principal, entry, force).await
@@ -195,11 +202,11 @@ impl Admin {
 /// The handler of a listener that has health and metrics alone, for programs without credentials.
 pub struct Health {
     admin: Admin,
-    /// The answers that the clients of each address have not read.
+    /// The metrics that the clients of each address have not read.
     unread: Arc<Addresses>,
 }
 
-/// The most answers of the listener of health that the clients of an address may leave unread.
+/// How many times the clients of an address may leave the metrics unread.
 const MAX_UNREAD: usize = 16;
 
 /// The paths of that listener.
@@ -216,15 +223,20 @@ impl Health {
     }
 
     async fn answer(&self, request: Request, peer: &Peer) -> Result<Response, Problem> {
-        let Some(unread) = self.unread.take(peer.address.origin()) else {
+        // The other answers are short. A probe must not fail for what other clients of its address leave unread.
+        let is_long = request.uri().path() == "/metrics";
+        let unread = is_long.then(|| self.unread.take(peer.address.origin()));
+        if let Some(None) = unread {
             let detail = format!("the clients of this address have not read {MAX_UNREAD} answers");
             let refusal = Refusal::new(Code::TooManyRequests, detail).with("limit", "health.unread");
             let problem = Problem::from(refusal.with("bound", MAX_UNREAD));
             self.admin.access.refused(None, &problem).await;
             return Err(problem);
-        };
+        }
         let mut response = self.admin.answer(HEALTH, request, peer).await?;
-        response.body_mut().counts(Some(Arc::new(unread)));
+        if let Some(unread) = unread {
+            response.body_mut().counts(Some(Arc::new(unread)));
+        }
         Ok(response)
     }
 }

@@ -1,5 +1,7 @@
 //! The listing and replacement of policies by operators.
 
+use std::str::FromStr;
+
 use bytes::Bytes;
 use hyper::StatusCode;
 use serde::Serialize;
@@ -70,41 +72,49 @@ pub async fn canary(
     let terms = terms(request.uri().query())?;
     let component = component(admin, principal, name, request).await?;
     let begun = admin.fleet.canary(name, component, &terms).await;
-    let policy = begun.map_err(|error| admin.refused(principal, name, error))?;
-    let (outcome, candidate, waits_for) = ("canary", None, Vec::new());
-    Ok(http::json(&PolicyResponse { outcome, candidate, waits_for, policy }))
+    let (policy, waits_for) = begun.map_err(|error| admin.refused(principal, name, error))?;
+    Ok(http::json(&PolicyResponse { outcome: "canary", candidate: None, waits_for, policy }))
 }
 
 /// The terms of a canary, from the query of its request.
 fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
-    let query = Query::parse(query, &["share", "steps", "every_ms", "faults", "refused", "p99"])?;
-    let number = |name: &'static str, default: Option<f64>| match (query.text(name), default) {
-        (Some(text), _) => text.parse().map_err(|_| Problem::invalid(name, "must be a number")),
-        (None, Some(default)) => Ok(default),
-        (None, None) => Err(Problem::invalid(name, "is missing")),
-    };
+    let known = ["share", "steps", "every_ms", "faults", "refused", "ungranted", "p99"];
+    let query = Query::parse(query, &known)?;
+    let share = query.text("share").ok_or_else(|| Problem::invalid("share", "is missing"))?;
     let steps = query.text("steps").unwrap_or_default();
-    let steps = steps.split(',').filter(|step| !step.is_empty()).map(str::parse);
-    let steps = steps.collect::<Result<Vec<f64>, _>>();
-    let whole = |name, default| number(name, Some(default)).map(|number| number.max(0.0) as u64);
+    let steps = steps.split(',').filter(|step| !step.is_empty());
+    let guard = CanaryGuard::default();
+    let number = |name, default: f64| query.text(name).map_or(Ok(default), |text| parsed(name, &text));
+    let whole = |name, default: u64| query.text(name).map_or(Ok(default), |text| parsed(name, &text));
     let terms = CanaryTerms {
-        share: number("share", None)?,
-        steps: steps.map_err(|_| Problem::invalid("steps", "must be numbers with commas"))?,
-        every_ms: whole("every_ms", 0.0)?,
+        share: parsed("share", &share)?,
+        steps: steps.map(|step| parsed("steps", step)).collect::<Result<_, _>>()?,
+        every_ms: whole("every_ms", 0)?,
         guard: CanaryGuard {
-            faults: whole("faults", 0.0)?,
-            refused: number("refused", Some(1.0))?,
-            p99: number("p99", Some(2.0))?,
+            faults: whole("faults", guard.faults)?,
+            refused: number("refused", guard.refused)?,
+            ungranted: number("ungranted", guard.ungranted)?,
+            p99: number("p99", guard.p99)?,
         },
     };
     terms.check().map_err(|(field, why)| Problem::invalid(field, why))?;
     Ok(terms)
 }
 
+fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|_| Problem::invalid(name, format!("`{text}` is not such a number")))
+}
+
 /// `POST /v1/policies/{name}/promote`: makes the canary live.
 pub async fn promote(admin: &Admin, principal: &Principal, name: &str) -> Result<Response, Problem> {
     let promoted = admin.fleet.promote(name).await.map_err(|error| admin.refused(principal, name, error))?;
     Ok(answer(promoted, "live"))
+}
+
+/// `POST /v1/policies/{name}/abort`: ends a canary, or a change in progress.
+pub async fn abort(admin: &Admin, principal: &Principal, name: &str) -> Result<Response, Problem> {
+    let ended = admin.fleet.abort(name).await.map_err(|error| admin.refused(principal, name, error))?;
+    Ok(answer(ended, "live"))
 }
 
 /// The component in the body of a request, whose client may still push it.

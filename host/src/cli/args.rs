@@ -69,6 +69,11 @@ impl AcquireArgs {
 
 /// Parses `500ms`, `10s`, `2m`, `1h` or `0` into milliseconds.
 pub fn duration_ms(text: &str) -> Result<u32, String> {
+    exact_ms(text).map(|ms| ms.round() as u32)
+}
+
+/// As [`duration_ms`], with parts of a millisecond.
+pub fn exact_ms(text: &str) -> Result<f64, String> {
     const EXPECTED: &str = "must be a time like 500ms, 10s, 2m or 1h";
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);
@@ -81,8 +86,8 @@ pub fn duration_ms(text: &str) -> Result<u32, String> {
         _ => return Err(EXPECTED.to_owned()),
     };
     let number: f64 = number.parse().map_err(|_| EXPECTED.to_owned())?;
-    let ms = (number * unit_ms).round();
-    if ms > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms as u32) }
+    let ms = number * unit_ms;
+    if ms.round() > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms) }
 }
 
 /// Parses `exclusive`, `shared` or `permits=N`.

@@ -74,10 +74,19 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     let mut unheard = Value::Null;
     let mut after = String::new();
     let mut more = true;
+    let mut broken_off = None;
     while more && locks.len() < limit {
         let page = (limit - locks.len()).min(1_000);
         let path = format!("/v1/locks?prefix={prefix}&limit={page}&after={}", encode_query(&after));
-        let answer = servers.get(&path).await?;
+        let answer = match servers.get(&path).await {
+            Ok(answer) => answer,
+            Err(failure) if locks.is_empty() => return Err(failure),
+            // What was found is shown.
+            Err(failure) => {
+                broken_off = Some(failure);
+                break;
+            }
+        };
         let found = answer["locks"].as_array().cloned().unwrap_or_default();
         more = answer["more"].as_bool().unwrap_or(false) && !found.is_empty();
         after = answer["next"].as_str().unwrap_or_default().to_owned();
@@ -92,7 +101,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
             all["unheard"] = unheard;
         }
         output::json(&all);
-        return Ok(());
+        return broken_off.map_or(Ok(()), Err);
     }
     for why in unheard.as_array().into_iter().flatten() {
         output::complain(&format!("there may be more locks than these: {}", output::shown(why)));
@@ -105,10 +114,10 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
         &["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"],
         &locks.iter().flat_map(|lock| [holders(lock), kept(lock)].concat()).collect::<Vec<_>>(),
     );
-    if more {
+    if more && broken_off.is_none() {
         output::line(&format!("… and more than these {limit}; see --limit"));
     }
-    Ok(())
+    broken_off.map_or(Ok(()), Err)
 }
 
 /// Runs `show`.

@@ -116,7 +116,7 @@ pub enum PolicyCommand {
     /// All requests go on taking the keys that the live component names, so nothing loses its exclusion. For a share of the
     /// keys, requests also take the keys that the new component names, and the new component decides how long leases last,
     /// how long requests wait and who is next. If the component does what --guard names, the proxies roll it back by
-    /// themselves; `policy rollback` does so at any time, and `policy promote` makes the component live.
+    /// themselves; `policy abort` does so at any time, and `policy promote` makes the component live.
     ///
     /// Example: lockkeeper policy canary default fair.wasm --share 5% --steps 25%,100% --every 10m --guard faults=0,p99=1.5x
     Canary(Box<canary::CanaryArgs>),
@@ -127,9 +127,16 @@ pub enum PolicyCommand {
         /// Name of the policy, as in config.toml
         name: String,
     },
+    /// End the canary of a policy, or its change in progress; what is live stays
+    ///
+    /// Example: lockkeeper policy abort default
+    Abort {
+        /// Name of the policy, as in config.toml
+        name: String,
+    },
     /// List the policies of a proxy
     List,
-    /// Restore a policy's previous generation, or cancel a change in progress or a canary
+    /// Restore a policy's previous generation, or end a change in progress or a canary
     ///
     /// One previous generation is kept, so a second rollback undoes the first. While a change is in progress (see
     /// `policy list`), a rollback cancels it; so does pushing the live component again.
@@ -183,24 +190,13 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
                 .await?;
             report(options, &answer, &outcome(&name, &answer));
         }
-        PolicyCommand::Rollback { name } => {
-            let path = format!("/v1/policies/{}/rollback", encode_path(&name));
-            let answer = Client::new(&options.admin, options)?
-                .call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT)
-                .await?;
-            report(options, &answer, &outcome(&name, &answer));
-        }
+        PolicyCommand::Rollback { name } => post(&name, "rollback", options).await?,
         PolicyCommand::Canary(args) => {
             let answer = canary::run(&args, options).await?;
             report(options, &answer, &outcome(&args.name, &answer));
         }
-        PolicyCommand::Promote { name } => {
-            let path = format!("/v1/policies/{}/promote", encode_path(&name));
-            let answer = Client::new(&options.admin, options)?
-                .call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT)
-                .await?;
-            report(options, &answer, &outcome(&name, &answer));
-        }
+        PolicyCommand::Promote { name } => post(&name, "promote", options).await?,
+        PolicyCommand::Abort { name } => post(&name, "abort", options).await?,
         PolicyCommand::List => {
             let answer = Client::new(&options.admin, options)?.get("/v1/policies").await?;
             if options.json {
@@ -210,6 +206,15 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             }
         }
     }
+    Ok(())
+}
+
+/// Asks the proxy to do something with a policy.
+async fn post(name: &str, what: &str, options: &Options) -> Result<(), Failure> {
+    let path = format!("/v1/policies/{}/{what}", encode_path(name));
+    let client = Client::new(&options.admin, options)?;
+    let answer = client.call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT).await?;
+    report(options, &answer, &outcome(name, &answer));
     Ok(())
 }
 
@@ -257,7 +262,10 @@ fn pending(record: &Value) -> String {
     if let Some(canary) = record["canary"].as_object() {
         let digest = short_digest(&canary["digest"]);
         let share = canary["share"].as_f64().unwrap_or_default();
-        return format!("canary {digest} for {share}% of the keys");
+        let waits_for = listed(&record["waits_for"], ", ");
+        let waits_for =
+            if waits_for.is_empty() { waits_for } else { format!("; waits for proxy {waits_for}") };
+        return format!("canary {digest} for {share}% of the keys{waits_for}");
     }
     let mut text = match record["candidate"].is_null() {
         false => format!("to {}", short_digest(&record["candidate"])),
@@ -283,7 +291,7 @@ fn outcome(name: &str, answer: &Value) -> String {
             listed(&answer["waits_for"], ", ")
         ),
         Some("called_off") => format!(
-            "the change of {name} to {} is called off; it stays {digest} (generation {generation})",
+            "{name} stays {digest} (generation {generation}); {} does not go live",
             short_digest(&answer["candidate"])
         ),
         Some("canary") => {

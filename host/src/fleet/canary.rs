@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::change::{self, ChangeError};
+use super::change::{self, ChangeError, Changed};
 use super::drive::Trouble;
 use super::machine;
 use super::{Fleet, PushError, Pushed, component_of, version_of};
@@ -14,6 +14,8 @@ impl Fleet {
     /// Checks a component, and lets it decide for a share of the policy's keys on all proxies. If it does so already, it gets
     /// these terms.
     ///
+    /// Also returns the proxies that have not followed yet.
+    ///
     /// # Errors
     /// [`PushError`]: why there is no such canary.
     pub async fn canary(
@@ -21,15 +23,15 @@ impl Fleet {
         name: &str,
         component: Bytes,
         terms: &CanaryTerms,
-    ) -> Result<PolicyStatus, PushError> {
+    ) -> Result<(PolicyStatus, Vec<String>), PushError> {
         let (policies, policy) = (self.0.policies.clone(), name.to_owned());
         let checks = move || policies.prepare(&policy, &component, None);
         let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
         if let Prepared::Unchanged(_) = prepared {
             return Err(PushError::Refused("the component is live already".to_owned()));
         }
-        self.try_out(name, prepared, terms).await.map_err(PushError::from_canary)?;
-        self.status_of(name)
+        let waits_for = self.try_out(name, prepared, terms).await.map_err(PushError::from_canary)?;
+        Ok((self.status_of(name)?, waits_for))
     }
 
     /// Makes the canary of a policy live on all proxies.
@@ -49,17 +51,48 @@ impl Fleet {
         };
         let prepared = self.prepared(&record, &canary.version).await;
         let prepared = prepared.map_err(|trouble| PushError::Unavailable(trouble.to_string()))?;
-        let changed = self.change(prepared).await;
+        let generation = prepared.generation().clone();
+        self.0.prepared.lock().insert(name.to_owned(), prepared);
+        // If the canary has ended, or has got another share, the record has another number.
+        let changed = match self.propose(name, record.seq, &generation).await {
+            Ok(Some(changed)) => Ok(changed),
+            Ok(None) => {
+                let why = "the canary has changed meanwhile, or has ended; `lockkeeper policy list` shows it";
+                return Err(PushError::Busy(why.to_owned()));
+            }
+            Err(error) => Err(error),
+        };
         self.pushed(name, changed)
     }
 
-    /// Makes a checked generation the canary on all members.
+    /// Ends the canary of a policy, or its change in progress. Unlike a rollback, it never replaces what is live.
+    ///
+    /// # Errors
+    /// [`PushError`]: there is nothing to end, or it cannot be ended now.
+    pub async fn abort(&self, name: &str) -> Result<Pushed, PushError> {
+        if self.0.policies.get(name).is_none() {
+            return Err(PushError::Unknown);
+        }
+        let mut views = self.0.view.subscribe();
+        self.0.fresh_view(&mut views).await;
+        let record = views.borrow_and_update().record(name).cloned();
+        let is_pending = |record: &PolicyRecord| record.canary.is_some() || record.candidate.is_some();
+        let Some(record) = record.filter(is_pending) else {
+            return Err(PushError::Refused(format!(
+                "policy `{name}` has no canary, and is not being changed"
+            )));
+        };
+        let ended = self.call_off(&record).await;
+        self.pushed(name, ended.and_then(|ended| ended.ok_or(ChangeError::Superseded)))
+    }
+
+    /// Makes a checked generation the canary on all members. Returns the members that have not followed yet.
     pub(crate) async fn try_out(
         &self,
         name: &str,
         prepared: Prepared,
         terms: &CanaryTerms,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<Vec<String>, ChangeError> {
         let generation = prepared.generation().clone();
         let mut views = self.0.view.subscribe();
         for _ in 0..change::TRIES {
@@ -70,6 +103,9 @@ impl Fleet {
             if record.candidate.is_some() {
                 return Err(change::busy(&view, record));
             }
+            if record.canary.as_ref().is_some_and(|canary| canary.version != version_of(&generation)) {
+                return Err(ChangeError::Tried(change::tried(record)));
+            }
             let (seq, terms) = (record.seq, in_text(terms));
             self.0.prepared.lock().insert(name.to_owned(), prepared.clone());
             let component = component_of(&generation);
@@ -78,14 +114,17 @@ impl Fleet {
                 let canary = CanaryRecord { version: version_of(&generation), terms };
                 self.0.view.send_modify(|view| machine::tried(view, name, seq, canary));
                 self.0.hurry.notify_one();
-                self.outcome(name, seq, &record.live).await?;
+                let waits_for = match self.outcome(name, seq, &record.live).await? {
+                    Changed::UnderWay { waits_for } => waits_for,
+                    Changed::Live | Changed::CalledOff { .. } => Vec::new(),
+                };
                 let now = self.0.view.borrow().record(name).cloned();
                 return match now {
                     // A proxy has refused it.
                     Some(PolicyRecord { canary: None, candidate: None, note: Some(why), .. }) => {
                         Err(ChangeError::CalledOff(why))
                     }
-                    _ => Ok(()),
+                    _ => Ok(waits_for),
                 };
             }
         }
@@ -106,20 +145,34 @@ impl Fleet {
             }
             return Ok(());
         };
-        let terms: CanaryTerms = serde_json::from_str(&canary.terms)
-            .map_err(|error| Trouble::Refused(format!("its terms cannot be read: {error}")))?;
+        let terms: CanaryTerms = match serde_json::from_str(&canary.terms) {
+            Ok(terms) => terms,
+            Err(error) => return self.refuse(record, &format!("its terms cannot be read: {error}")).await,
+        };
         let same = now.filter(|now| version_of(&now.generation) == canary.version);
         if same.as_ref().is_some_and(|same| same.terms == terms) {
             return Ok(());
         }
         let generation = match same {
             Some(same) => same.generation.clone(),
-            None => self.prepared(record, &canary.version).await?.generation().clone(),
+            None => match self.prepared(record, &canary.version).await {
+                Ok(prepared) => prepared.generation().clone(),
+                Err(Trouble::Refused(why)) => return self.refuse(record, &why).await,
+                Err(trouble) => return Err(trouble),
+            },
         };
         policies.try_out(name, Some((generation, terms)));
         reached(Branch::CanaryBegins);
         self.0.metrics.fleet.change("canary");
         Ok(())
+    }
+
+    /// Ends a canary that this proxy cannot run: it could not go live, either.
+    async fn refuse(&self, record: &PolicyRecord, why: &str) -> Result<(), Trouble> {
+        let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state.lock().id));
+        tracing::error!(policy = record.name, "a canary is ended: {why}");
+        self.0.registry.call_off(record.name.clone(), record.seq, why).await?;
+        Err(Trouble::Changed)
     }
 
     /// Ends a canary that this proxy has found to be worse, or takes its next step when that is due. Tells whether the
@@ -145,8 +198,10 @@ impl Fleet {
             return ended;
         }
         let terms = &canary.terms;
-        let is_due = terms.every_ms > 0 && view.now.us_since(record.since) >= terms.every_ms * 1_000;
-        if !is_due || !machine::waited_for(view, name, record.seq).is_empty() {
+        let is_due =
+            terms.every_ms > 0 && view.now.us_since(record.since) >= terms.every_ms.saturating_mul(1_000);
+        // A proxy that has seen enough of it takes the step.
+        if !is_due || !canary.is_tried() || !machine::waited_for(view, name, record.seq).is_empty() {
             return false;
         }
         let (seq, registry) = (record.seq, &self.0.registry);

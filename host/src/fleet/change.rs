@@ -45,7 +45,7 @@ pub enum ChangeError {
         waits_for: Vec<String>,
     },
     /// Another version is tried as a canary, with its digest.
-    #[error("the version {0} is tried as a canary; promote it, or roll back, before another change")]
+    #[error("the version {0} is tried as a canary; promote it, or abort it, before another change")]
     Tried(String),
     /// The change was called off while the caller waited, with the reason. The old generation stays live.
     #[error("{0}")]
@@ -134,7 +134,7 @@ impl Fleet {
     }
 
     /// Proposes a generation as the candidate. `None` if the record has changed.
-    async fn propose(
+    pub(super) async fn propose(
         &self,
         name: &str,
         seq: u64,
@@ -152,12 +152,12 @@ impl Fleet {
     }
 
     /// Drops the record's candidate; the live version stays. `None` if the record has changed.
-    async fn call_off(&self, record: &PolicyRecord) -> Result<Option<Changed>, ChangeError> {
+    pub(super) async fn call_off(&self, record: &PolicyRecord) -> Result<Option<Changed>, ChangeError> {
         let PolicyRecord { name, seq, live, candidate, .. } = record;
         let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone());
         let candidate = candidate.unwrap_or_else(|| tried(record));
         let why = format!(
-            "an operator kept {} at proxy {}, and called the change to {candidate} off",
+            "an operator kept {} at proxy {}, and {candidate} does not go live",
             live.digest,
             machine::shown(self.0.state.lock().id)
         );
@@ -222,7 +222,7 @@ fn is_settled_elsewhere(record: Option<&PolicyRecord>, version: &PolicyVersion) 
 }
 
 /// The digest of the canary.
-fn tried(record: &PolicyRecord) -> String {
+pub(super) fn tried(record: &PolicyRecord) -> String {
     record.canary.as_ref().map(|canary| canary.version.digest.clone()).unwrap_or_default()
 }
 

@@ -451,7 +451,7 @@ impl Fleet {
                 tokio::time::sleep(RETRY).await;
                 false
             }
-            Err(Trouble::Refused(why)) if record.candidate.is_some() || record.canary.is_some() => {
+            Err(Trouble::Refused(why)) if record.candidate.is_some() => {
                 let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state.lock().id));
                 tracing::error!(policy = name, "the policy change is called off: {why}");
                 self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)

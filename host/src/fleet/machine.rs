@@ -163,7 +163,7 @@ pub enum Joining {
 }
 
 /// The protocol version of the program: members with different versions never grant side by side.
-const PROTOCOL: &str = "2";
+const PROTOCOL: &str = "3";
 
 /// What a member records about itself, so that members that would not exclude each other can tell.
 pub fn fingerprint(routes: &str) -> String {

@@ -5,7 +5,7 @@ use tokio::task::JoinError;
 
 use super::Fleet;
 use super::change::{ChangeError, Changed};
-use crate::policy::{PolicyStatus, Prepared, Rejection};
+use crate::policy::{Digest, PolicyStatus, Prepared, Rejection};
 
 /// The result of a push or rollback that was accepted.
 #[derive(Clone, Debug)]
@@ -53,6 +53,10 @@ impl Fleet {
     /// # Errors
     /// [`PushError`]: why the policy keeps its generation.
     pub async fn push(&self, name: &str, component: Bytes) -> Result<Pushed, PushError> {
+        if let Some(tried) = self.tried_beside(name, &component) {
+            // Before the component is compiled: a file is tried again and again.
+            return Err(PushError::Busy(ChangeError::Tried(tried).to_string()));
+        }
         let (policies, policy) = (self.0.policies.clone(), name.to_owned());
         let checks = move || policies.prepare(&policy, &component, None);
         let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
@@ -64,6 +68,14 @@ impl Fleet {
             }
             (changed, _) => self.pushed(name, changed),
         }
+    }
+
+    /// The digest of the policy's canary, if this component is neither the canary nor what is live.
+    fn tried_beside(&self, name: &str, component: &[u8]) -> Option<String> {
+        let view = self.0.view.borrow();
+        let record = view.record(name)?;
+        let (digest, tried) = (Digest::of(component).to_string(), &record.canary.as_ref()?.version.digest);
+        (digest != *tried && digest != record.live.digest).then(|| tried.clone())
     }
 
     /// Restores the generation that was live before on all proxies, or cancels a change that is in progress.

@@ -22,7 +22,7 @@ pub struct CanaryTerms {
     pub share: f64,
     /// The shares that follow. After the last one, the canary goes live.
     pub steps: Vec<f64>,
-    /// How long each share lasts, if there are steps, in milliseconds.
+    /// How long each share lasts at least, in milliseconds; 0: no share follows by itself.
     pub every_ms: u64,
     /// When the canary ends by itself.
     pub guard: CanaryGuard,
@@ -34,14 +34,22 @@ pub struct CanaryTerms {
 pub struct CanaryGuard {
     /// More failed calls than this.
     pub faults: u64,
-    /// The canary refuses a greater share of the requests than the live version does, by more than so many percentage
-    /// points.
+    /// The canary refuses more than so many percent of the requests that the live version plans.
     pub refused: f64,
+    /// The share of the canary's requests that get no lock in time is greater than that of the others by more than so many
+    /// percentage points.
+    pub ungranted: f64,
     /// The 99th percentile of the canary's waits is more than so many times that of the others.
     pub p99: f64,
 }
 
-/// How many requests each side must have before shares and waits are compared.
+impl Default for CanaryGuard {
+    fn default() -> CanaryGuard {
+        CanaryGuard { faults: 0, refused: 1.0, ungranted: 5.0, p99: 2.0 }
+    }
+}
+
+/// How many requests each side must have before shares and waits are compared, and the canary before its share grows.
 const ENOUGH: u64 = 200;
 /// Shorter waits count as waits of this length.
 const SHORT: Duration = Duration::from_millis(2);
@@ -66,12 +74,16 @@ impl CanaryTerms {
         if !all.clone().zip(all.by_ref().skip(1)).all(|(one, next)| one < next) {
             return Err(("steps", "must rise, from the share on".to_owned()));
         }
-        if !self.steps.is_empty() && !(1_000..=604_800_000).contains(&self.every_ms) {
+        let may_stay = self.every_ms == 0 && self.steps.is_empty();
+        if !may_stay && !(1_000..=604_800_000).contains(&self.every_ms) {
             return Err(("every_ms", "must be 1000 to 604800000, which is a week".to_owned()));
         }
-        let CanaryGuard { refused, p99, .. } = self.guard;
+        let CanaryGuard { refused, ungranted, p99, .. } = self.guard;
+        if !(0.0..=100.0).contains(&ungranted) {
+            return Err(("ungranted", "must be 0 to 100 percentage points".to_owned()));
+        }
         if !(0.0..=100.0).contains(&refused) {
-            return Err(("refused", "must be 0 to 100 percentage points".to_owned()));
+            return Err(("refused", "must be 0 to 100 percent".to_owned()));
         }
         if !(1.0..=1_000.0).contains(&p99) {
             return Err(("p99", "must be 1 to 1000 times".to_owned()));
@@ -96,11 +108,13 @@ pub struct Canary {
     seen: Arc<Seen>,
 }
 
-/// What a proxy has seen of a canary. It is kept when the share changes.
+/// What a proxy has seen of a canary with one share.
 #[derive(Debug, Default)]
 struct Seen {
     canary: Side,
     others: Side,
+    /// Plans that the canary failed to make, also while its hook is suspended.
+    faults: AtomicU64,
 }
 
 /// The requests of one side.
@@ -109,13 +123,20 @@ struct Side {
     asked: AtomicU64,
     refused: AtomicU64,
     granted: AtomicU64,
+    ungranted: AtomicU64,
     waits: [AtomicU64; BUCKETS],
 }
 
 impl Default for Side {
     fn default() -> Side {
         let zero = || AtomicU64::new(0);
-        Side { asked: zero(), refused: zero(), granted: zero(), waits: std::array::from_fn(|_| zero()) }
+        Side {
+            asked: zero(),
+            refused: zero(),
+            granted: zero(),
+            ungranted: zero(),
+            waits: std::array::from_fn(|_| zero()),
+        }
     }
 }
 
@@ -135,10 +156,12 @@ pub struct CanarySeen {
 pub struct SideSeen {
     /// How many requests were planned.
     pub asked: u64,
-    /// How many of these were refused.
+    /// How many of these the canary refused.
     pub refused: u64,
     /// How many were granted.
     pub granted: u64,
+    /// How many got no lock in time, or found the queue full.
+    pub ungranted: u64,
     /// The 99th percentile of the waits of these, in milliseconds.
     pub p99_ms: f64,
 }
@@ -162,10 +185,9 @@ pub enum Overlay {
 }
 
 impl Canary {
-    /// A canary. `before`: the one that it replaces, with another share or of another version.
-    pub fn new(generation: Arc<Generation>, terms: CanaryTerms, before: Option<&Canary>) -> Canary {
-        let same = before.filter(|before| before.generation.rules() == generation.rules());
-        Canary { generation, terms, seen: same.map_or_else(Arc::default, |before| before.seen.clone()) }
+    /// A canary that has decided nothing yet.
+    pub fn new(generation: Arc<Generation>, terms: CanaryTerms) -> Canary {
+        Canary { generation, terms, seen: Arc::default() }
     }
 
     /// Whether the canary decides about requests whose first key is this one. With a greater share, it decides about these
@@ -176,31 +198,37 @@ impl Canary {
         f64::from(drawn) < self.terms.share / 100.0 * f64::from(u32::MAX) + 0.5
     }
 
-    /// What becomes of a request that the live version plans in this way.
-    pub fn overlay(&self, request: &PlanRequest, live: &Plan) -> (Overlay, Place) {
+    /// What becomes of a request that the live version plans in this way. `fits`: whether the proxy can grant by a plan as it
+    /// is.
+    pub fn overlay(
+        &self,
+        request: &PlanRequest,
+        live: &Plan,
+        fits: impl FnOnce(&Plan) -> bool,
+    ) -> (Overlay, Place) {
         let is_canary = self.takes(&live.keys[0]);
         let place = Place { seen: self.seen.clone(), is_canary };
-        let side = place.side();
-        side.asked.fetch_add(1, Relaxed);
+        place.side().asked.fetch_add(1, Relaxed);
         if !is_canary {
             return (Overlay::Leaves, place);
         }
         let overlay = match self.generation.plan(request) {
-            Ok(plan) => Overlay::Decides(with_terms_of(live, plan)),
+            // Once it is live, such requests are refused.
+            Ok(plan) if !fits(&plan) => {
+                place.refused();
+                Overlay::Leaves
+            }
+            Ok(plan) => Overlay::Decides(with_terms_of(live, plan, self.generation.limits.max_keys)),
             Err(PlanError::Refused { reason }) => {
-                side.refused.fetch_add(1, Relaxed);
+                place.refused();
                 Overlay::Refuses(reason)
             }
-            // The generation counts its faults.
-            Err(PlanError::Fault(_)) => Overlay::Leaves,
+            Err(PlanError::Fault(_)) => {
+                self.seen.faults.fetch_add(1, Relaxed);
+                Overlay::Leaves
+            }
         };
         (overlay, place)
-    }
-
-    /// Counts a request that the live version refused.
-    pub fn refused_before(&self) {
-        self.seen.others.asked.fetch_add(1, Relaxed);
-        self.seen.others.refused.fetch_add(1, Relaxed);
     }
 
     /// Why the canary must end, by what this proxy has seen.
@@ -211,16 +239,22 @@ impl Canary {
             let last = self.generation.last_fault().map(|fault| format!(": {fault}")).unwrap_or_default();
             return Some(format!("it failed {faults} times, and {} are allowed{last}", guard.faults));
         }
-        if canary.asked >= ENOUGH {
-            let share = |side: &SideSeen| side.refused as f64 * 100.0 / side.asked.max(1) as f64;
-            let (its, theirs) = (share(&canary), share(&others));
-            if its > theirs + guard.refused {
-                return Some(format!(
-                    "it refuses {its:.1} % of the requests, and the live version {theirs:.1} %; {} percentage points more \
-                     are allowed",
-                    guard.refused
-                ));
-            }
+        let refused = canary.refused as f64 * 100.0 / canary.asked.max(1) as f64;
+        if canary.asked >= ENOUGH && refused > guard.refused {
+            return Some(format!(
+                "it refuses {refused:.1} % of the requests that the live version plans, and {} % are allowed",
+                guard.refused
+            ));
+        }
+        let share =
+            |side: &SideSeen| side.ungranted as f64 * 100.0 / (side.granted + side.ungranted).max(1) as f64;
+        let (its, theirs) = (share(&canary), share(&others));
+        if canary.granted + canary.ungranted >= ENOUGH && its > theirs + guard.ungranted {
+            return Some(format!(
+                "{its:.1} % of its requests get no lock in time, and {theirs:.1} % of the others; {} percentage points more \
+                 are allowed",
+                guard.ungranted
+            ));
         }
         if canary.granted >= ENOUGH && others.granted >= ENOUGH {
             let short = SHORT.as_secs_f64() * 1_000.0;
@@ -235,9 +269,15 @@ impl Canary {
         None
     }
 
+    /// Whether this proxy has seen enough of the canary for its share to grow.
+    pub fn is_tried(&self) -> bool {
+        self.seen.canary.asked.load(Relaxed) >= ENOUGH
+    }
+
     /// What this proxy has seen.
     pub fn seen(&self) -> CanarySeen {
-        let faults = self.generation.faults();
+        // The generation counts the faults of all hooks, but not while one is suspended.
+        let faults = self.seen.faults.load(Relaxed).max(self.generation.faults());
         CanarySeen { canary: self.seen.canary.seen(), others: self.seen.others.seen(), faults }
     }
 }
@@ -245,6 +285,16 @@ impl Canary {
 impl Place {
     fn side(&self) -> &Side {
         if self.is_canary { &self.seen.canary } else { &self.seen.others }
+    }
+
+    /// Counts a request that is refused for what the canary names.
+    pub fn refused(&self) {
+        self.side().refused.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a request that got no lock in time, or found the queue full.
+    pub fn ungranted(&self) {
+        self.side().ungranted.fetch_add(1, Relaxed);
     }
 
     /// Counts a grant.
@@ -270,54 +320,33 @@ impl Side {
             asked: self.asked.load(Relaxed),
             refused: self.refused.load(Relaxed),
             granted: self.granted.load(Relaxed),
+            ungranted: self.ungranted.load(Relaxed),
             p99_ms: if wanted == 0 { 0.0 } else { p99 },
         }
     }
 }
 
-/// The live plan with the terms of the canary's plan. What decides how a key is held, and by which order over all proxies, stays
-/// that of the live plan: all claims for a key must agree in it.
-fn with_terms_of(live: &Plan, canary: Plan) -> Plan {
-    let Plan {
-        keys: _,
-        any: _,
-        primitive: _,
-        second: _,
-        global_order: _,
-        mode: _,
-        ttl_ms,
-        wait_ms,
-        rank,
-        group,
-        weight,
-        reentrant: _,
-        max_waiters,
-        lock_at_least_ms,
-        keep_ms: _,
-        lock_delay_ms,
-        max_hold_ms,
-        on_loss,
-        delegate: _,
-        labels,
-    } = canary;
-    // The keys of both, unless one of several is enough.
-    let keys = match live.any || canary.any || live.primitive.space() != canary.primitive.space() {
+/// The live plan with the terms of the canary's plan: for how long, how long the request waits, and who is next. What
+/// decides how a key is held, what protects it after a lease is lost, and the order over all proxies stay those of the live
+/// plan. A plan with more than `max_keys` keys has those of the live plan.
+fn with_terms_of(live: &Plan, canary: Plan, max_keys: usize) -> Plan {
+    let Plan { ttl_ms, wait_ms, rank, group, weight, max_waiters, max_hold_ms, labels, .. } = &canary;
+    // One of several keys is enough for `any`, an outcome belongs to its keys, and a lease is re-entered with all of them.
+    let is_alone = live.any || canary.any || live.primitive.keeps_outcome() || live.reentrant;
+    let both = match is_alone || live.primitive.space() != canary.primitive.space() {
         true => live.keys.clone(),
         false => Key::union(&live.keys, canary.keys.iter()),
     };
     Plan {
-        keys,
-        ttl_ms,
-        wait_ms,
-        rank,
-        group,
-        weight,
-        max_waiters,
-        lock_at_least_ms,
-        lock_delay_ms,
-        max_hold_ms,
-        on_loss,
-        labels,
+        keys: if both.len() > max_keys { live.keys.clone() } else { both },
+        ttl_ms: *ttl_ms,
+        wait_ms: *wait_ms,
+        rank: *rank,
+        group: group.clone(),
+        weight: *weight,
+        max_waiters: *max_waiters,
+        max_hold_ms: *max_hold_ms,
+        labels: labels.clone(),
         ..live.clone()
     }
 }

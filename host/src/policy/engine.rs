@@ -11,6 +11,7 @@ use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 use super::compiler::{self, Compilations, Compiler};
 use super::module::{Digest, Module};
 use super::{Fault, Hook, Rejection};
+use crate::clock;
 use crate::config::EngineLimits;
 use crate::mutex::Mutex;
 use crate::vital;
@@ -55,7 +56,7 @@ pub struct Cost {
     /// What was called.
     pub hook: Hook,
     /// How long it took, with a fresh instance, in microseconds.
-    pub us: f64,
+    pub us: u64,
     /// How much fuel it used. The same call uses the same fuel each time.
     pub fuel: u64,
 }
@@ -99,7 +100,7 @@ impl Engine {
         })))
     }
 
-    /// What the successful calls since the last time have cost; empty if they are not measured.
+    /// What the calls since the last time have cost; empty if they are not measured.
     pub fn take_costs(&self) -> Vec<Cost> {
         self.0.costs.as_ref().map(|costs| std::mem::take(&mut *costs.lock())).unwrap_or_default()
     }
@@ -149,7 +150,7 @@ impl Engine {
         let limits = &self.0.limits;
         let half_us = u64::try_from(limits.time.as_micros() / 2).unwrap_or(u64::MAX);
         let _slot = self.0.slots.take();
-        let began = self.0.costs.as_ref().map(|_| std::time::Instant::now());
+        let began = self.0.costs.as_ref().map(|_| clock::now());
         let mut store = Store::new(&self.0.engine, Budget::new(limits.memory_bytes, half_us));
         store.limiter(|budget| budget);
         store.set_hostcall_fuel(limits.max_answer_bytes);
@@ -160,9 +161,9 @@ impl Engine {
             .set_fuel(limits.fuel)
             .and_then(|()| policy.instantiate(&mut store))
             .and_then(|instance| ask(&mut store, &instance));
-        if let (Some(costs), Some(began), Ok(_)) = (&self.0.costs, began, &answer) {
-            let fuel = limits.fuel - store.get_fuel().unwrap_or(limits.fuel);
-            costs.lock().push(Cost { hook, us: began.elapsed().as_nanos() as f64 / 1_000.0, fuel });
+        if let (Some(costs), Some(began)) = (&self.0.costs, began) {
+            let fuel = limits.fuel.saturating_sub(store.get_fuel().unwrap_or(limits.fuel));
+            costs.lock().push(Cost { hook, us: clock::now().us_since(began), fuel });
         }
         answer.map_err(|error| store.data().fault(hook, &error))
     }

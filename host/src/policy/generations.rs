@@ -196,12 +196,11 @@ impl Policies {
     /// Lets a version decide for a share of the keys; with `None`, the live generation decides for all.
     pub fn try_out(&self, name: &str, canary: Option<(Arc<Generation>, CanaryTerms)>) {
         let Some(policy) = self.0.policies.get(name) else { return };
-        policy.change(|active| {
-            let new = |(generation, terms): (Arc<Generation>, CanaryTerms)| {
-                Arc::new(Canary::new(generation, terms, active.canary.as_deref()))
-            };
-            ActivePolicy { canary: canary.clone().map(new), ..active.clone() }
-        });
+        let canary = canary.map(|(generation, terms)| Arc::new(Canary::new(generation, terms)));
+        let before = policy.change(|active| ActivePolicy { canary: canary.clone(), ..active.clone() });
+        let ended = before.canary.as_ref().map(|before| &before.generation);
+        let goes_on = canary.as_ref().map(|canary| canary.generation.number());
+        ended.filter(|ended| goes_on != Some(ended.number())).into_iter().for_each(|ended| ended.retire());
     }
 
     /// Records a message about a policy for operators, as its last error.
@@ -243,8 +242,9 @@ impl Policy {
         }
     }
 
-    fn change(&self, change: impl Fn(&ActivePolicy) -> ActivePolicy) {
-        self.active.rcu(|active| change(active));
+    /// Returns what was active before.
+    fn change(&self, change: impl Fn(&ActivePolicy) -> ActivePolicy) -> Arc<ActivePolicy> {
+        self.active.rcu(|active| change(active))
     }
 
     fn live(&self) -> Arc<Generation> {

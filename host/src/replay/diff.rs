@@ -27,6 +27,8 @@ pub struct PlanDiff {
     pub new_examples: Vec<PairText>,
     /// Whether some pairs were not compared, so that the numbers of pairs are lower bounds.
     pub is_partial: bool,
+    /// Requests that were not compared, because a policy failed to plan them.
+    pub not_compared: usize,
     /// How many requests have another plan.
     pub changed_plans: usize,
     /// What differs, the most frequent change first.
@@ -68,6 +70,9 @@ impl PlanDiff {
             let pairs = before.all.iter().zip(&after.all);
             pairs.filter(|(a, b)| refused(a) == was && refused(b) == is).count()
         };
+        let failed = |planned: &Planned| matches!(planned, Planned::Fault);
+        let pairs = before.all.iter().zip(&after.all);
+        let not_compared = pairs.filter(|(before, after)| failed(before) || failed(after)).count();
         let (changed_plans, changes) = changes(load, before, after);
         PlanDiff {
             requests: load.requests.len(),
@@ -76,6 +81,7 @@ impl PlanDiff {
             new_exclusion: exclusion.new,
             new_examples: exclusion.new_examples.into_iter().map(PairText::of).collect(),
             is_partial: exclusion.is_partial,
+            not_compared,
             changed_plans,
             changes,
             newly_refused: changed_to(false, true),

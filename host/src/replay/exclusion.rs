@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::load::Load;
 use super::plans::Plans;
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Primitive};
 use crate::policy::{Plan, PlanRequest};
 
 /// How many pairs of kinds of requests are compared for one key. With more, the counts are lower bounds.
@@ -55,6 +55,9 @@ pub fn conflict(a: &Plan, b: &Plan) -> bool {
         }
         _ => false,
     };
+    // A version has no holder.
+    let has_holders = |plan: &Plan| plan.primitive != Primitive::Version;
+    let is_beside = is_beside || !has_holders(a) || !has_holders(b);
     !is_beside && is_strict(a) && is_strict(b) && a.keys.iter().any(|key| b.keys.contains(key))
 }
 
@@ -102,13 +105,13 @@ fn kinds<'a>(load: &'a Load, before: &'a Plans, after: &'a Plans) -> Vec<Kind<'a
 }
 
 /// What decides whom a plan excludes.
-fn shape(plan: &Plan) -> (Vec<Key>, bool, (u8, u32, u32)) {
+fn shape(plan: &Plan) -> (Vec<Key>, bool, Primitive, (u8, u32, u32)) {
     let mode = match plan.mode {
         Mode::Exclusive => (0, 0, 0),
         Mode::Shared => (1, 0, 0),
         Mode::Permits { count, limit } => (2, count, limit),
     };
-    (plan.keys.to_vec(), plan.any, mode)
+    (plan.keys.to_vec(), plan.any, plan.primitive, mode)
 }
 
 /// The pairs of kinds that are in conflict by `one` and not by `other`, and whether some were not compared.

@@ -181,7 +181,10 @@ fn hold<'a>(
     let renews = held_us > ttl_us + ttl_us / 8;
     let hold = match &**how {
         // The last renewal was as long before the end as a lease lasts.
-        "expired" => Hold { us: held_us.saturating_sub(ttl_us), is_released: false, renews },
+        "expired" => {
+            let us = held_us.saturating_sub(ttl_us);
+            Hold { us, is_released: false, renews: us > 0 }
+        }
         // Released, or taken away.
         _ => Hold { us: held_us, is_released: true, renews },
     };

@@ -163,6 +163,10 @@ impl Failing {
                 "pairs of resources that no longer exclude each other: {}",
                 plans.lost_exclusion
             )),
+            Failing::LostExclusion if plans.not_compared > 0 => Some(format!(
+                "requests that a policy failed to plan, so that they were not compared: {}",
+                plans.not_compared
+            )),
             Failing::LostExclusion if plans.is_partial => {
                 Some("not all pairs of requests were compared: there are too many".to_owned())
             }

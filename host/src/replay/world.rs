@@ -13,7 +13,7 @@ use crate::lock::table::{
     Action, Answered, Candidate, Charge, Contention, Event, GroupShare, Next, ReleaseId, SubmissionId, Table,
     Verdict, Waiter, WaiterId, built_in_backoff,
 };
-use crate::lock::{Instant, Key, LeaseRef, ServerTime, Token};
+use crate::lock::{Call, Instant, Key, LeaseRef, ServerTime, Token};
 use crate::policy::{self, Generation, GroupView, Hook, Plan, QueueView, WaiterView};
 
 /// When a run begins: no time is 0.
@@ -144,7 +144,10 @@ struct Holder {
     ttl_ms: u32,
     /// When the lease ends.
     until: Instant,
-    is_released: bool,
+    /// Until when the holder uses it, unless it ends before.
+    needed_until: Instant,
+    /// When the proxy no longer renews it.
+    renewed_until: Instant,
 }
 
 struct World<'a> {
@@ -435,8 +438,12 @@ impl World<'_> {
         self.run.guessed += u64::from(is_guess);
         let ttl_ms = self.plan(n).map_or(0, |plan| plan.ttl_ms);
         let until = asked_at.plus_us(grant.left_us);
-        let (token, is_released) = (grant.tokens[0], hold.is_released);
-        let holder = Holder { nonce: grant.nonce, keys, token, ttl_ms, until, is_released };
+        let (token, needed_until) = (grant.tokens[0], self.now.plus_us(hold.us));
+        // A client of the API renews by itself.
+        let is_guarded = self.load.requests[self.of[n]].call == Call::Guard;
+        let max_hold_ms = self.plan(n).filter(|_| is_guarded).map_or(u32::MAX, |plan| plan.max_hold_ms);
+        let renewed_until = self.now.plus_ms(max_hold_ms);
+        let holder = Holder { nonce: grant.nonce, keys, token, ttl_ms, until, needed_until, renewed_until };
         self.later(until, Due::Expire(n));
         self.holders.insert(n, holder);
         self.leases.entry(grant.nonce).or_default().push(n);
@@ -446,8 +453,8 @@ impl World<'_> {
                 self.run.overlaps.begin(n, plan, excluding);
             }
         }
-        let until = self.now.plus_us(hold.us);
-        if hold.renews || hold.us > 0 && !hold.is_released {
+        let until = needed_until;
+        if hold.renews {
             let first = asked_at.plus_us(u64::from(ttl_ms) * 500).max(self.now);
             self.later(first, Due::Renew { n, until });
         }
@@ -457,8 +464,10 @@ impl World<'_> {
     }
 
     fn renew(&mut self, n: usize, until: Instant) {
-        let Some(Holder { nonce, keys, token, ttl_ms, .. }) = self.holders.get(&n) else { return };
-        if self.now >= until {
+        let Some(Holder { nonce, keys, token, ttl_ms, renewed_until, .. }) = self.holders.get(&n) else {
+            return;
+        };
+        if self.now >= until.min(*renewed_until) {
             return;
         }
         let (nonce, ttl_us) = (*nonce, u64::from(*ttl_ms) * 1_000);
@@ -496,10 +505,11 @@ impl World<'_> {
     /// The lease of a request is over or lost.
     fn gone(&mut self, n: usize) {
         if let Some(holder) = self.holders.remove(&n) {
-            self.run.outlived += u64::from(holder.is_released);
+            let is_outlived = self.now < holder.needed_until;
+            self.run.outlived += u64::from(is_outlived);
             self.stops(n);
             if let Some(done) = &mut self.done[n] {
-                done.is_outlived = holder.is_released;
+                done.is_outlived = is_outlived;
             }
         }
     }

@@ -84,8 +84,12 @@ async fn attempt(
         let charge = request.charge(&planned.plan)?;
         let is_recorded = recorded.as_ref().is_some_and(Asking::is_sampled);
         let Some(result) = enqueue(shared, request, &planned, charge, is_recorded).await else { continue };
-        if let (Ok(_), Some(place)) = (&result, &planned.place) {
-            place.granted(Duration::from_micros(clock::now().us_since(began)));
+        match (&result, &planned.place) {
+            (Ok(_), Some(place)) => place.granted(Duration::from_micros(clock::now().us_since(began))),
+            (Err(AcquireError::Contended { .. } | AcquireError::TooManyWaiters { .. }), Some(place)) => {
+                place.ungranted();
+            }
+            _ => {}
         }
         return match result {
             // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
@@ -109,8 +113,12 @@ fn record(
     asked: PlanRequest,
     planned: &Result<Planned, AcquireError>,
 ) {
+    // What a canary makes of requests is no recording of the live version.
+    let is_tried = shared.policies.active(policy).is_some_and(|active| active.canary.is_some());
     match planned {
-        Ok(planned) => recorded.planned(asked, &planned.generation, Ok(&planned.plan)),
+        Ok(planned) if !Arc::ptr_eq(&planned.generation, &planned.live) => {}
+        Err(_) if is_tried => {}
+        Ok(planned) => recorded.planned(asked, &planned.live, Ok(&planned.plan)),
         Err(AcquireError::Refused { reason } | AcquireError::PolicyFault { detail: reason, .. }) => {
             if let Some(live) = shared.policies.get(policy) {
                 recorded.planned(asked, &live, Err(reason.clone()));

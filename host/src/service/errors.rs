@@ -157,7 +157,7 @@ impl AcquireError {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ListError {
     /// The client may read none of the keys that were read for it, and there are more.
-    #[error("none of the first {read} keys is one that you may read: ask for a longer prefix")]
+    #[error("none of the {read} keys that come next is one that you may read: ask for a longer prefix")]
     TooManyKeys {
         /// How many keys were read.
         read: usize,

@@ -42,27 +42,9 @@ pub(super) fn planned(
     let verbs = if call == Call::Version { VERSION } else { LOCK };
     check_right(request, verbs, std::iter::once(request.resource.as_str()))?;
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
-    let live = plan(&active.live, policy, asked);
-    // While a change is in progress, there is no canary. A version belongs to one key.
-    let canary = active.canary.as_ref().filter(|_| call != Call::Version);
-    if let (Some(canary), Err(AcquireError::Refused { .. })) = (canary, &live) {
-        canary.refused_before();
-    }
-    let mut planned = shared.within_reach(policy, live?)?;
+    let mut planned = shared.within_reach(policy, plan(&active.live, policy, asked)?)?;
     check_call(call, policy, planned.primitive)?;
     let (mut generation, mut place) = (active.live.clone(), None);
-    if let Some(canary) = canary {
-        let (overlay, at) = canary.overlay(asked, &planned);
-        place = Some(at);
-        match overlay {
-            Overlay::Decides(plan) => {
-                reached(Branch::CanaryDecides);
-                (planned, generation) = (plan, canary.generation.clone());
-            }
-            Overlay::Refuses(reason) => return Err(AcquireError::Refused { reason }),
-            Overlay::Leaves => {}
-        }
-    }
     if let Some(candidate) = &active.candidate {
         // A request that either generation refuses is refused: other proxies may already apply the candidate
         // alone.
@@ -70,6 +52,24 @@ pub(super) fn planned(
         add_keys(&mut planned, &next, call)?;
     }
     check_right(request, verbs, planned.keys.iter().map(Key::as_str))?;
+    // While a change is in progress, there is no canary. A version belongs to one key.
+    if let Some(canary) = active.canary.as_ref().filter(|_| call != Call::Version) {
+        let (overlay, at) = canary.overlay(asked, &planned, |plan| {
+            let reached = shared.within_reach(policy, plan.clone());
+            reached.is_ok_and(|plan| check_call(call, policy, plan.primitive).is_ok())
+        });
+        place = Some(at);
+        match overlay {
+            Overlay::Decides(plan) => {
+                reached(Branch::CanaryDecides);
+                let names = plan.keys.iter().map(Key::as_str);
+                check_right(request, verbs, names).inspect_err(|_| place.iter().for_each(Place::refused))?;
+                (planned, generation) = (plan, canary.generation.clone());
+            }
+            Overlay::Refuses(reason) => return Err(AcquireError::Refused { reason }),
+            Overlay::Leaves => {}
+        }
+    }
     Ok(Planned { generation, live: active.live.clone(), place, plan: planned, version: active.version() })
 }
 

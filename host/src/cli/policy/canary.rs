@@ -24,11 +24,14 @@ pub struct CanaryArgs {
     /// The shares that follow, e.g. 25%,100%; after the last one, the component goes live
     #[arg(long, value_name = "PERCENTS", value_parser = percent, value_delimiter = ',', requires = "every")]
     steps: Vec<f64>,
-    /// How long each share lasts, e.g. 10m. Without it, `policy promote` makes the component live
+    /// How long each share lasts at least, e.g. 10m; it also lasts until a proxy has seen 200 requests for which the component
+    /// decided. Without it, `policy promote` makes the component live
     #[arg(long, value_name = "TIME", value_parser = args::duration_ms)]
     every: Option<u32>,
-    /// When the canary is rolled back by itself: after more failed calls (faults=3), if it refuses more requests than the
-    /// live version, by more percentage points (refused=1%), or if its waits are longer (p99=2x). Several with commas
+    /// When the proxies end the canary by themselves: after more failed calls (faults=3), if it refuses more of the requests
+    /// that the live version plans (refused=2%), if more of its requests get no lock in time, by more percentage points
+    /// (ungranted=10%), or if its waits are longer (p99=3x). Several with commas [default:
+    /// faults=0,refused=1%,ungranted=5%,p99=2x]
     #[arg(long, value_name = "BOUNDS", value_parser = bound, value_delimiter = ',')]
     guard: Vec<(&'static str, f64)>,
 }
@@ -55,12 +58,15 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 fn bound(text: &str) -> Result<(&'static str, f64), String> {
-    let wrong =
-        || "must be faults=NUMBER, refused=PERCENT or p99=FACTOR, e.g. faults=3,refused=1%,p99=2x".to_owned();
+    let wrong = || {
+        "must be faults=NUMBER, refused=PERCENT, ungranted=PERCENT or p99=FACTOR, e.g. faults=3,p99=1.5x"
+            .to_owned()
+    };
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
     let (name, value) = match name {
         "faults" => ("faults", value),
         "refused" => ("refused", value.trim_end_matches('%')),
+        "ungranted" => ("ungranted", value.trim_end_matches('%')),
         "p99" => ("p99", value.trim_end_matches('x')),
         _ => return Err(wrong()),
     };

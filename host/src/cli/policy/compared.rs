@@ -36,6 +36,9 @@ pub fn plans(diff: &PlanDiff) {
         "{} of {} requests have another plan; {} are newly refused, {} no longer",
         diff.changed_plans, diff.requests, diff.newly_refused, diff.no_longer_refused
     ));
+    if diff.not_compared > 0 {
+        output::line(&format!("not compared, because a policy failed: {}", diff.not_compared));
+    }
     let rows: Vec<Vec<String>> = diff
         .changes
         .iter()

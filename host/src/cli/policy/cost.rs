@@ -1,7 +1,6 @@
 //! `policy bench`: what the calls of a policy cost.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
@@ -11,9 +10,10 @@ use super::scenario::source::{self, RequestArgs};
 use super::{tools, trial};
 use crate::cli::failure::Failure;
 use crate::cli::output;
+use crate::clock;
 
-/// The runs go on for this long, so that the times of a few calls mean something.
-const LEAST: Duration = Duration::from_secs(1);
+/// The runs go on for this long, in microseconds, so that the times of a few calls mean something.
+const LEAST_US: u64 = 1_000_000;
 
 /// The arguments of `policy bench`.
 #[derive(Args, Debug)]
@@ -39,26 +39,27 @@ struct Row {
     calls: usize,
     fuel_p50: u64,
     fuel_max: u64,
-    us_p50: f64,
-    us_p99: f64,
+    us_p50: u64,
+    us_p99: u64,
 }
 
 /// Runs `policy bench`.
 pub fn run(args: &BenchArgs, as_json: bool) -> Result<(), Failure> {
     let given = args.settings.as_deref().map(trial::settings).transpose()?;
     let candidate = source::candidate(&args.policy, given.clone().unwrap_or_default())?;
-    let mut costs: BTreeMap<&'static str, Vec<(u64, f64)>> = BTreeMap::new();
-    let (mut requests, mut runs, mut id) = (0, 0, String::new());
+    let mut costs: BTreeMap<&'static str, Vec<(u64, u64)>> = BTreeMap::new();
+    let (mut requests, mut runs, mut id, mut fault) = (0, 0, String::new(), None);
     let sources = source::sources(&args.policy, &args.requests)?;
-    let began = Instant::now();
-    while runs == 0 || began.elapsed() < LEAST {
+    let began = clock::now();
+    while runs == 0 || clock::now().us_since(began) < LEAST_US {
         for source in &sources {
             let alone = tools::Alone::measured(source.limits.clone())?;
             let settings = source.settings.as_ref().filter(|_| given.is_none());
             let policy = alone.load(&candidate.with(settings))?;
             // Those of the checks.
             alone.take_costs();
-            policy.run(&source.load);
+            let (plans, run) = policy.run(&source.load);
+            fault = fault.or(plans.fault).or(run.fault);
             for cost in alone.take_costs() {
                 costs.entry(cost.hook.as_str()).or_default().push((cost.fuel, cost.us));
             }
@@ -70,8 +71,11 @@ pub fn run(args: &BenchArgs, as_json: bool) -> Result<(), Failure> {
     let rows: Vec<Row> = costs.into_iter().map(|(hook, costs)| row(hook, costs, runs)).collect();
     let requests = requests / runs;
     match as_json {
-        true => output::json(&json!({"policy": id, "requests": requests, "hooks": rows})),
+        true => output::json(&json!({"policy": id, "requests": requests, "hooks": rows, "fault": fault})),
         false => print(&id, requests, &rows),
+    }
+    if let Some(fault) = fault {
+        return Err(Failure::Fault(format!("the policy has failed: {fault}")));
     }
     let over = |row: &&Row| args.max_fuel.is_some_and(|max| row.fuel_max > max);
     match rows.iter().find(over) {
@@ -84,10 +88,10 @@ pub fn run(args: &BenchArgs, as_json: bool) -> Result<(), Failure> {
 }
 
 /// `costs`: the fuel and the time of each call.
-fn row(hook: &'static str, costs: Vec<(u64, f64)>, runs: usize) -> Row {
-    let (mut fuel, mut us): (Vec<u64>, Vec<f64>) = costs.into_iter().unzip();
+fn row(hook: &'static str, costs: Vec<(u64, u64)>, runs: usize) -> Row {
+    let (mut fuel, mut us): (Vec<u64>, Vec<u64>) = costs.into_iter().unzip();
     fuel.sort_unstable();
-    us.sort_unstable_by(f64::total_cmp);
+    us.sort_unstable();
     let at = |part: f64| ((fuel.len() - 1) as f64 * part).round() as usize;
     Row {
         hook,
@@ -103,9 +107,8 @@ fn print(id: &str, requests: usize, rows: &[Row]) {
     output::line(&format!("{id}: {requests} requests"));
     let cells = |row: &Row| {
         let Row { hook, calls, fuel_p50, fuel_max, us_p50, us_p99 } = row;
-        let us = |us: &f64| format!("{us:.1}");
-        let [calls, fuel_p50, fuel_max] = [calls.to_string(), fuel_p50.to_string(), fuel_max.to_string()];
-        vec![(*hook).to_owned(), calls, fuel_p50, fuel_max, us(us_p50), us(us_p99)]
+        let cells = [*calls as u64, *fuel_p50, *fuel_max, *us_p50, *us_p99].map(|cell| cell.to_string());
+        std::iter::once((*hook).to_owned()).chain(cells).collect::<Vec<_>>()
     };
     let headings = ["HOOK", "CALLS", "FUEL P50", "MAX", "TIME P50 US", "P99"];
     output::table(&headings, &rows.iter().map(cells).collect::<Vec<_>>());

@@ -1,9 +1,9 @@
 //! `policy diff`: how two policies differ.
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::scenario::source::{self, RequestArgs};
+use super::scenario::source::{self, RequestArgs, Source};
 use super::{compared, tools, trial};
 use crate::cli::failure::Failure;
 use crate::cli::output;
@@ -21,9 +21,9 @@ pub struct DiffArgs {
     candidate: String,
     #[command(flatten)]
     requests: RequestArgs,
-    /// The settings of both as JSON, or @FILE
-    #[arg(long, value_name = "JSON", default_value = "{}")]
-    settings: String,
+    /// The settings of both as JSON, or @FILE [default: those of the scenarios or of the recording]
+    #[arg(long, value_name = "JSON")]
+    settings: Option<String>,
     /// The settings of the policy before, if they are others
     #[arg(long, value_name = "JSON")]
     before_settings: Option<String>,
@@ -38,16 +38,19 @@ pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
         let why = "--fail-on: no request is run, so there are no waits and no leases; see `policy replay`";
         return Err(Failure::Usage(why.to_owned()));
     }
-    let settings = trial::settings(&args.settings)?;
-    let before_settings = args.before_settings.as_deref().map(trial::settings).transpose()?;
     let sources = source::sources(&args.candidate, &args.requests)?;
+    let settings = match &args.settings {
+        Some(text) => trial::settings(text)?,
+        None => of_all(&sources)?,
+    };
+    let before_settings = args.before_settings.as_deref().map(trial::settings).transpose()?;
     let limits = sources.first().map_or_else(Limits::default, |source| source.limits.clone());
     let alone = tools::Alone::new(limits)?;
     let before_settings = before_settings.unwrap_or_else(|| settings.clone());
     let before = alone.load(&source::candidate(&args.before, before_settings)?)?;
     let after = alone.load(&source::candidate(&args.candidate, settings)?)?;
     let requests: Vec<_> = sources.into_iter().flat_map(|source| source.load.requests).collect();
-    let (diff, fault) = before.compared(&after, &Load::made(requests, 0, 0));
+    let (diff, [before_fault, fault]) = before.compared(&after, &Load::made(requests, 0, 0));
     let failed_by = |condition: &Failing| match condition {
         Failing::Fault => fault.as_ref().map(|fault| format!("the candidate has failed: {fault}")),
         condition => condition.of_plans(&diff),
@@ -65,6 +68,7 @@ pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
             "new_hooks": new,
             "removed_hooks": gone,
             "plans": diff,
+            "before_fault": before_fault,
             "fault": fault,
             "failed": failed,
         }));
@@ -78,12 +82,26 @@ pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
         }
         compared::exclusion(&diff, None);
         compared::plans(&diff);
-        if let Some(fault) = &fault {
-            output::line(&format!("the candidate has failed; the first fault: {fault}"));
+        for (which, fault) in [("the policy before", &before_fault), ("the candidate", &fault)] {
+            if let Some(fault) = fault {
+                output::line(&format!("{which} has failed; the first fault: {fault}"));
+            }
         }
     }
     match failed.is_empty() {
         true => Ok(()),
         false => Err(Failure::Unmet(failed.join("; "))),
+    }
+}
+
+/// The settings that all scenarios have in common.
+fn of_all(sources: &[Source]) -> Result<Map<String, Value>, Failure> {
+    let mut settings = sources.iter().map(|source| source.settings.clone().unwrap_or_default());
+    let first = settings.next().unwrap_or_default();
+    match settings.all(|other| other == first) {
+        true => Ok(first),
+        false => Err(Failure::Usage(
+            "the scenarios have different settings: name some of them, or give --settings".to_owned(),
+        )),
     }
 }

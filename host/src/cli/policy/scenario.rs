@@ -101,6 +101,7 @@ fn test(policy: &tools::Loaded, file: File, path: PathBuf) -> Result<Tested, Str
     for case in &file.plan {
         asked.push(load::request(&case.ask, "somebody", 0, 0)?);
     }
+    checks.extend(check::fault(&file, fault.clone()));
     checks.append(&mut properties::check(&file.properties, &asked, |request| policy.plan(request)));
     if checks.is_empty() {
         return Err("it checks nothing: add [[expect]], [[plan]] or [properties]".to_owned());

@@ -140,7 +140,7 @@ impl Alone {
         EngineLimits { faults_to_suspend: u32::MAX, instances: 2, ..EngineLimits::default() }
     }
 
-    /// What the successful calls since the last time have cost.
+    /// What the calls since the last time have cost.
     pub fn take_costs(&self) -> Vec<policy::Cost> {
         self.engine.take_costs()
     }
@@ -170,11 +170,11 @@ impl Loaded {
         self.0.hooks()
     }
 
-    /// How the plans of another policy for these requests differ from those of this one. Also returns the first fault of the
-    /// other one.
-    pub fn compared(&self, other: &Loaded, load: &Load) -> (PlanDiff, Option<String>) {
+    /// How the plans of another policy for these requests differ from those of this one. Also returns the first fault of
+    /// each.
+    pub fn compared(&self, other: &Loaded, load: &Load) -> (PlanDiff, [Option<String>; 2]) {
         let (before, after) = both(|| Plans::of(&self.0, load), || Plans::of(&other.0, load));
-        (PlanDiff::new(load, &before, &after), after.fault)
+        (PlanDiff::new(load, &before, &after), [before.fault, after.fault])
     }
 
     /// Runs requests under the policy.

@@ -29,7 +29,7 @@ pub fn replace(
 
 /// The terms of a canary that nothing ends by itself: the search judges it by the promises alone.
 pub fn terms(percent: u8, every_ms: u32) -> CanaryTerms {
-    let guard = CanaryGuard { faults: u64::MAX, refused: 100.0, p99: 1_000.0 };
+    let guard = CanaryGuard { faults: u64::MAX, refused: 100.0, ungranted: 100.0, p99: 1_000.0 };
     let steps = if percent < 60 && every_ms > 0 { vec![80.0] } else { Vec::new() };
     CanaryTerms { share: percent.into(), steps, every_ms: every_ms.into(), guard }
 }

@@ -63,7 +63,7 @@ on_both! {
         // A lease of the canary outlives it.
         let (resource, ..) = decided.iter().find(|(_, is_canary, _)| *is_canary).unwrap();
         let held = client.lease(resource, 60_000).await;
-        let back = one.admin().send("POST", "/v1/policies/default/rollback", "").await;
+        let back = one.admin().send("POST", "/v1/policies/default/abort", "").await;
         assert_eq!((back.status, &back.json["outcome"]), (200, &json!("called_off")), "{}", back.text);
         until_phase(other, "settled").await;
         assert_eq!(elsewhere.acquire(json!({"resource": resource})).await.status, 409);
@@ -136,19 +136,24 @@ on_both! {
         }
         until_phase(proxy, "settled").await;
         let why = record(proxy).await["called_off"].as_str().unwrap().to_owned();
-        assert!(why.contains("it refuses 25.") && why.contains("10 percentage points more are allowed"), "{why}");
+        assert!(why.contains("it refuses 2") && why.contains("and 10 % are allowed"), "{why}");
         assert_eq!(cycle(&client, "refuse").await.0, ["refuse"]);
     }
 
     async fn a_canary_goes_live_step_by_step(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let [one, other] = [&fleet.proxies[0], &fleet.proxies[1]];
-        assert_eq!(canary(one, &RENAMED, "share=10&steps=50,100&every_ms=1000").await.status, 200);
-        eventually("the next share", async || {
-            let record = record(one).await;
-            record["canary"]["share"] == 50.0 || record["phase"] == "both"
-        })
-        .await;
+        assert_eq!(canary(one, &RENAMED, "share=60&steps=100&every_ms=1000").await.status, 200);
+        pause_ms(2_500).await;
+        assert_eq!(record(one).await["canary"]["share"], 60.0, "nobody has tried it");
+        let work = async |client: Client| {
+            for n in 0..400 {
+                cycle(&client, &format!("r/{n}")).await;
+            }
+        };
+        work(one.client()).await;
+        eventually("the next share", async || record(one).await["canary"]["share"] == 100.0).await;
+        work(other.client()).await;
         eventually("it is live", async || {
             let record = record(other).await;
             record["phase"] == "settled" && record["canary"].is_null()
@@ -169,6 +174,10 @@ on_both! {
             ("share=5&steps=4,100&every_ms=1000", "steps"),
             ("share=5&steps=10,1000&every_ms=1000", "steps"),
             ("share=5&steps=10", "every_ms"),
+            ("share=5&every_ms=1", "every_ms"),
+            ("share=5&every_ms=99999999999999999", "every_ms"),
+            ("share=5&faults=-1", "faults"),
+            ("share=5&ungranted=101", "ungranted"),
             ("share=5&p99=0.5", "p99"),
             ("share=5&refused=-1", "refused"),
         ] {
@@ -178,6 +187,8 @@ on_both! {
         assert_eq!(canary(proxy, b"<html>", "share=5").await.status, 422);
         assert_eq!(canary(proxy, default_policy(), "share=5").await.status, 422);
         assert_eq!(canary(proxy, &RENAMED, "share=5").await.status, 200);
+        let second = canary(proxy, &BAD, "share=5").await;
+        assert_eq!((second.status, second.slug()), (409, "conflict"), "{}", second.text);
         let other = proxy.admin().send("PUT", "/v1/policies/default", BAD.to_vec()).await;
         assert_eq!((other.status, other.slug()), (409, "conflict"), "{}", other.text);
         assert!(other.text.contains("tried as a canary"), "{}", other.text);
@@ -185,5 +196,7 @@ on_both! {
         let kept = proxy.admin().send("PUT", "/v1/policies/default", default_policy().to_vec()).await;
         assert_eq!((kept.status, &kept.json["outcome"]), (200, &json!("called_off")), "{}", kept.text);
         until_phase(proxy, "settled").await;
+        let nothing = proxy.admin().send("POST", "/v1/policies/default/abort", "").await;
+        assert_eq!((nothing.status, nothing.slug()), (422, "refused"), "{}", nothing.text);
     }
 }

@@ -134,6 +134,73 @@ keys_ignore = ["label:tenant", "ttl", "seed"]
     assert!(ignored.1.contains("[\"x/a\"] with \"x\""), "{ignored:?}");
 }
 
+/// A bound must not be met because there is nothing to measure.
+#[test]
+fn a_policy_that_grants_nothing_or_fails_meets_no_bound() {
+    let held = r#"
+[[requests]]
+name = "first"
+ask = { resource = "job", ttl = "60s" }
+hold = "10s"
+[[requests]]
+name = "none"
+ask = { resource = "job" }
+at = "1s"
+clients = 5
+hold = "1ms"
+[[expect]]
+of = "none"
+wait_p99 = "<1s"
+jain = ">0.9"
+[properties]
+never_share = ["label:tenant"]
+"#;
+    let files = Files::new().with("none.toml", held).with("bad.wasm", &*BAD);
+    let found = unmet(&files.json("test|builtin:default|none.toml", 7));
+    let found: Vec<&str> = found.iter().map(|(_, found)| found.as_str()).collect();
+    assert_eq!(found[..2], ["none was granted", "none was granted"]);
+    assert!(
+        found[2].contains("(tenant=another) and job") || found[2].contains("job and job (tenant="),
+        "{found:?}"
+    );
+    let files = files.with("panic.toml", held.replace("job", "panic"));
+    let found = unmet(&files.json("test|bad.wasm|panic.toml", 7));
+    assert!(found.iter().any(|(what, _)| what == "the policy does not fail"), "{found:?}");
+    assert!(found.iter().any(|(_, found)| found.contains("the policy fails for panic")), "{found:?}");
+    files.fails("bench|bad.wasm|panic.toml|--max-fuel|1000", 1, "the policy has failed");
+    let args = "diff|bad.wasm|builtin:default|panic.toml|--fail-on|lost-exclusion";
+    files.fails(args, 7, "were not compared: 6");
+}
+
+#[test]
+fn a_lease_that_is_neither_renewed_nor_released_ends_in_use() {
+    let scenario = r#"
+[[requests]]
+name = "crash"
+ask = { resource = "job", ttl = "1s" }
+hold = "10s"
+renew = false
+release = false
+[[requests]]
+name = "next"
+ask = { resource = "job", wait = "60s" }
+at = "10ms"
+hold = "0"
+[[requests]]
+name = "guarded"
+ask = { request = "PUT /a", path = "/a", resource = "a", ttl = "1s" }
+hold = "10s"
+[[expect]]
+of = ["crash", "guarded"]
+outlived = 2
+[[expect]]
+of = "next"
+wait_max = "<1.1s"
+"#;
+    let files = Files::new().with("ends.toml", scenario);
+    files.json(r#"test|builtin:default|ends.toml|--settings|{"max_hold_ms": 2000}"#, 0);
+}
+
 #[test]
 fn a_difference_of_two_policies_names_what_they_no_longer_exclude() {
     let files = Files::new().with("tenants.toml", TENANTS).with("tenant.wasm", &*TENANT);
@@ -165,7 +232,14 @@ fn a_scenario_that_is_wrong_says_where() {
         (requests.replace("resource", "ressource"), "unknown field `ressource`"),
         (format!("{requests}{requests}"), "the name is given twice"),
         (requests.replace("hold", "repeat = 2\nuntil = \"1s\"\nhold"), "exclude each other"),
-        (requests.replace("hold", "clients = 4000000000\nhold"), "at most 1000000 requests"),
+        (requests.replace("hold", "clients = 4000000000\nhold"), "`clients` must be 1 to 1000000"),
+        (requests.replace("hold", "clients = 0\nhold"), "`clients` must be 1 to 1000000"),
+        (
+            requests.replace("hold", "every = \"1ms\"\nuntil = \"4294967.295s\"\nhold"),
+            "at most 1000000 requests",
+        ),
+        (requests.replace("hold", "every = \"1ms\"\nhold"), "`every` needs"),
+        (requests.replace("hold", "until = \"1s\"\nhold").replace("\"a\" }", "\"r/{n}\" }"), "`{n}` needs"),
         (
             bound("granted = 1").replace("hold = \"1ms\"", "hold = \"0\"\nuntil = \"1000h\""),
             "at most 1000000 requests",

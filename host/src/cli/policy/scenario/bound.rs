@@ -50,7 +50,7 @@ impl Bound {
         let (value, unit) = match (rest.strip_suffix('%'), rest.parse::<f64>()) {
             (Some(percent), _) => (percent.parse().map_err(|_| wrong(text))?, Unit::Percent),
             (None, Ok(number)) => (number, Unit::Number),
-            (None, Err(_)) => (f64::from(args::duration_ms(rest).map_err(|_| wrong(text))?), Unit::Time),
+            (None, Err(_)) => (args::exact_ms(rest).map_err(|_| wrong(text))?, Unit::Time),
         };
         let is_finite = f64::is_finite(value);
         is_finite.then(|| Bound { relation, value, unit, text: text.to_owned() }).ok_or_else(|| wrong(text))

@@ -120,6 +120,9 @@ pub fn expectations(file: &File) -> Result<(), String> {
                 known.join(", ")
             ));
         }
+        if expect.of.list().is_some_and(|names| names.is_empty()) {
+            return Err("expect: `of` has no name".to_owned());
+        }
         if let Some(outcome) = expect.outcomes.keys().find(|outcome| !OUTCOMES.contains(&outcome.as_str())) {
             return Err(format!("expect: `{outcome}` is no outcome; there are {}", OUTCOMES.join(", ")));
         }
@@ -127,12 +130,19 @@ pub fn expectations(file: &File) -> Result<(), String> {
     Ok(())
 }
 
+/// A policy must not fail, unless the file expects that it does.
+pub fn fault(file: &File, fault: Option<String>) -> Option<Check> {
+    let is_expected = file.expect.iter().any(|expect| expect.outcomes.contains_key("policy_fault"));
+    let found = fault.filter(|_| !is_expected)?;
+    Some(Check { what: "the policy does not fail".to_owned(), found, is_met: false })
+}
+
 /// Checks what became of the requests of a file.
 ///
 /// # Errors
 /// In words: what is wrong with the file.
 pub fn outcomes(file: &File, script: &Script, run: &Run) -> Result<Vec<Check>, String> {
-    if run.done.len() >= load::MOST {
+    if run.done.len() > load::MOST {
         return Err(format!("requests: at most {} requests are sent; shorten `until`", load::MOST));
     }
     let checks: Result<Vec<Vec<Check>>, String> =
@@ -166,13 +176,17 @@ fn expected(file: &File, script: &Script, run: &Run, expect: &Expect) -> Result<
         jain,
     } = expect;
     let waits = waits(&done);
+    // Waits of nothing say nothing.
+    let is_none = waits.granted == 0;
     for (figure, bound, ms) in [
         ("wait_p50", wait_p50, waits.p50_ms),
         ("wait_p99", wait_p99, waits.p99_ms),
         ("wait_max", wait_max, waits.max_ms),
     ] {
-        if let Some(bound) = bound {
-            check(figure, bound, ms, format!("{ms:.1} ms"));
+        match bound {
+            Some(bound) if is_none && figure != "wait_max" => check(figure, bound, f64::NAN, NONE.to_owned()),
+            Some(bound) => check(figure, bound, ms, format!("{ms:.1} ms")),
+            None => {}
         }
     }
     let mut count = |figure: &str, bound: &Bound, count: usize| {
@@ -201,8 +215,13 @@ fn expected(file: &File, script: &Script, run: &Run, expect: &Expect) -> Result<
         check("held_together", bound, most as f64, most.to_string());
     }
     if let Some(bound) = jain {
-        let jain = fairness(script, &done);
-        check("jain", bound, jain, format!("{jain:.3}"));
+        match is_none {
+            true => check("jain", bound, f64::NAN, NONE.to_owned()),
+            false => {
+                let jain = fairness(script, &done);
+                check("jain", bound, jain, format!("{jain:.3}"));
+            }
+        }
     }
     match checks.is_empty() {
         true => Err("expect: it has no bound, such as wait_p99 = \"<20ms\"".to_owned()),
@@ -210,7 +229,10 @@ fn expected(file: &File, script: &Script, run: &Run, expect: &Expect) -> Result<
     }
 }
 
-/// The most leases that were used at the same time.
+/// What is found where there is nothing to measure.
+const NONE: &str = "none was granted";
+
+/// The most leases that were held at the same time.
 fn most_together(done: &[&Done]) -> usize {
     let granted = done.iter().filter(|done| done.outcome == "granted" && done.used_us > 0);
     let changes = granted.flat_map(|done| {

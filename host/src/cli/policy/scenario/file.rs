@@ -73,8 +73,7 @@ pub struct Requests {
     /// Each client sends a request in each such time, whatever becomes of the one before.
     pub every: Option<Time>,
     /// Without `every`: how long a client pauses after the end of its request before it sends the next one.
-    #[serde(default)]
-    pub pause: Time,
+    pub pause: Option<Time>,
     /// How long a holder uses its lease.
     pub hold: Time,
     /// Whether a holder releases its lease. Otherwise the lease ends by itself, as after a crash.
@@ -110,7 +109,7 @@ pub struct Expect {
     /// How many of all granted requests are these.
     #[serde(deserialize_with = "bound::of_percent")]
     pub share: Option<Bound>,
-    /// The most leases that are used at the same time.
+    /// The most leases that are held at the same time.
     #[serde(deserialize_with = "bound::of_number")]
     pub held_together: Option<Bound>,
     /// How many leases end while they are used.
@@ -218,25 +217,26 @@ impl From<Part> for String {
 /// A time, written like `20ms`, `5s` or `2m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time {
-    pub ms: u32,
+    /// In microseconds.
+    pub us: u64,
 }
 
 impl Time {
     fn of_store() -> Time {
-        Time { ms: 1 }
+        Time { us: 1_000 }
     }
 
-    /// In microseconds.
-    pub fn us(self) -> u64 {
-        u64::from(self.ms) * 1_000
+    /// In whole milliseconds.
+    pub fn ms(self) -> u32 {
+        u32::try_from(self.us / 1_000).unwrap_or(u32::MAX)
     }
 }
 
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Time, D::Error> {
         let text = String::deserialize(from)?;
-        let ms = args::duration_ms(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))?;
-        Ok(Time { ms })
+        let ms = args::exact_ms(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))?;
+        Ok(Time { us: (ms * 1_000.0).round() as u64 })
     }
 }
 

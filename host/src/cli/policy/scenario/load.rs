@@ -30,6 +30,9 @@ pub fn script(file: &File) -> Result<Script, String> {
         if file.requests[..kind].iter().any(|before| before.name == requests.name) {
             return Err(wrong("the name is given twice".to_owned()));
         }
+        if !(1..=MOST).contains(&(requests.clients as usize)) {
+            return Err(wrong(format!("`clients` must be 1 to {MOST}")));
+        }
         for client in 0..requests.clients {
             let sent = lane(requests, client).map_err(wrong)?;
             if arrivals.len() + sent.len() > MOST {
@@ -44,32 +47,47 @@ pub fn script(file: &File) -> Result<Script, String> {
     }
     let sorted = sorted(arrivals);
     let (requests, of) = sorted.into_iter().unzip();
-    Ok(Script { load: Load::made(requests, MOST, file.store.us()), of })
+    Ok(Script { load: Load::made(requests, MOST + 1, file.store.us), of })
 }
 
 /// The requests of a client, which arrive when they are due if nothing holds them up.
 fn lane(requests: &Requests, client: u32) -> Result<Vec<Arrival>, String> {
-    let Requests { at, every, repeat, until, .. } = requests;
+    let Requests { at, every, repeat, until, pause, .. } = requests;
+    let texts = [&requests.ask.resource, &requests.ask.owner, &requests.ask.request, &requests.ask.body];
+    let labels = requests.ask.labels.values().chain(requests.ask.headers.values());
+    let has_number = texts.into_iter().flatten().chain(labels).any(|text| text.contains("{n}"));
+    if until.is_some_and(|until| until < *at) {
+        return Err("`until` must not be before `at`".to_owned());
+    }
+    if every.is_some() && pause.is_some() {
+        return Err("`every` and `pause` exclude each other".to_owned());
+    }
     let count = match (repeat, until, every) {
         (Some(_), Some(_), _) => return Err("`repeat` and `until` exclude each other".to_owned()),
         (Some(0), None, _) => return Err("`repeat` must be at least 1".to_owned()),
-        (repeat, None, _) => repeat.unwrap_or(1),
-        (None, Some(_), None) => 1,
-        (None, Some(_), Some(every)) if every.ms == 0 => {
-            return Err("`every` must be at least 1ms".to_owned());
+        (None, None, Some(_)) => return Err("`every` needs `repeat` or `until`".to_owned()),
+        (None, None, None) => 1,
+        (Some(repeat), None, _) => u64::from(*repeat),
+        (None, Some(_), None) if has_number => {
+            return Err(
+                "`{n}` needs `repeat` or `every`: a client sends one request again and again".to_owned()
+            );
         }
-        (None, Some(until), Some(every)) => until.ms.saturating_sub(at.ms) / every.ms + 1,
+        (None, Some(_), None) => 1,
+        (None, Some(_), Some(every)) if every.us == 0 => return Err("`every` must not be 0".to_owned()),
+        (None, Some(until), Some(every)) => (until.us - at.us) / every.us + 1,
     };
-    let count = count.min(u32::try_from(MOST).unwrap_or(u32::MAX));
+    let count = u32::try_from(count).ok().filter(|count| *count as usize <= MOST);
+    let count = count.ok_or_else(|| format!("a scenario has at most {MOST} requests"))?;
     (0..count)
         .map(|n| {
             let owner = format!("{}-{client}", requests.name);
             let request = request(&requests.ask, &owner, client, n)?;
-            let hold = Hold { us: requests.hold.us(), is_released: requests.release, renews: requests.renew };
-            let at_us = at.us() + every.map_or(0, |every| every.us() * u64::from(n));
+            let hold = Hold { us: requests.hold.us, is_released: requests.release, renews: requests.renew };
+            let at_us = at.us + every.map_or(0, |every| every.us * u64::from(n));
             let call = if request.http.is_some() { Call::Guard } else { Call::Acquire };
             let mut arrival = Arrival::made(at_us, request, hold);
-            (arrival.leaves_us, arrival.call) = (requests.leave.map(|leave| leave.us()), call);
+            (arrival.leaves_us, arrival.call) = (requests.leave.map(|leave| leave.us), call);
             Ok(arrival)
         })
         .collect()
@@ -77,13 +95,13 @@ fn lane(requests: &Requests, client: u32) -> Result<Vec<Arrival>, String> {
 
 /// Lets a client send its requests one after the other. `begin`: the place of the first one among all.
 fn chain(lane: &mut [(Arrival, (usize, u32))], begin: usize, requests: &Requests) {
-    let pause_us = requests.pause.us();
+    let pause_us = requests.pause.map_or(0, |pause| pause.us);
     let last = lane.len() - 1;
     for (n, (arrival, _)) in lane.iter_mut().enumerate() {
         arrival.is_first = n == 0;
         arrival.next = (n < last).then_some((begin + n + 1, pause_us));
         if let Some(until) = requests.until {
-            (arrival.next, arrival.until_us) = (Some((begin, pause_us)), until.us());
+            (arrival.next, arrival.until_us) = (Some((begin, pause_us)), until.us);
         }
     }
 }
@@ -141,8 +159,8 @@ pub fn request(ask: &Ask, owner: &str, client: u32, n: u32) -> Result<PlanReques
             args::Mode::Shared => Mode::Shared,
             args::Mode::Permits(count) => Mode::Permits { count, limit: 0 },
         }),
-        ttl_ms: ask.ttl.map(|time| time.ms),
-        wait_ms: ask.wait.map(|time| time.ms),
+        ttl_ms: ask.ttl.map(|time| time.ms()),
+        wait_ms: ask.wait.map(|time| time.ms()),
         labels: pairs(&ask.labels),
         http: http.map(Arc::new),
         // The same in each run.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::check::Check;
 use super::file::{Part, Properties};
-use crate::lock::Mode;
+use crate::lock::{Key, Mode};
 use crate::policy::{Plan, PlanRequest};
 use crate::replay::{Planned, conflict, in_words};
 
@@ -28,19 +28,33 @@ pub fn check(
     if never_share.is_empty() && always_exclude.is_empty() && keys_ignore.is_empty() {
         return checks;
     }
-    let requests = distinct(requests);
+    let (requests, mut is_cut) = distinct(requests);
     let values = values(&requests);
-    let varied = with_each_label(&requests, &values);
-    let asked: Vec<Asked> = varied
-        .into_iter()
-        .filter_map(|request| plan(&request).plan().cloned().map(|plan| (request, plan)))
-        .collect();
+    let (varied, also_cut) = with_each_label(&requests, &values);
+    is_cut |= also_cut;
+    let mut failed = None;
+    let mut asked: Vec<Asked> = Vec::new();
+    for request in varied {
+        match plan(&request) {
+            Planned::Plan(plan) => asked.push((request, plan)),
+            Planned::Refused(_) => {}
+            Planned::Fault => {
+                failed = failed.or_else(|| Some(format!("the policy fails for {}", in_words(&request))))
+            }
+        }
+    }
     let of = |name: &str, part: &Part, fault: Option<String>| {
+        let fault = fault.or_else(|| failed.clone());
+        let fault = fault.or_else(|| asked.is_empty().then(|| "no request has a plan".to_owned()));
+        let cut = || {
+            format!("not all requests were tried: there are more than {MOST}, or {VALUES} values of a label")
+        };
+        let fault = fault.or_else(|| is_cut.then(cut));
         let found = fault.clone().unwrap_or_else(|| format!("{} requests", asked.len()));
         Check { what: format!("{name} {}", String::from(part.clone())), found, is_met: fault.is_none() }
     };
     for part in never_share {
-        checks.push(of("never_share", part, shared(&asked, part)));
+        checks.push(of("never_share", part, shared(&asked, part, &values, &plan)));
     }
     for part in always_exclude {
         checks.push(of("always_exclude", part, beside_each_other(&asked, part)));
@@ -51,14 +65,17 @@ pub fn check(
     checks
 }
 
-/// The requests without those that differ in nothing but their owner and seed.
-fn distinct(requests: &[PlanRequest]) -> Vec<PlanRequest> {
+/// The requests without those that differ in nothing but their owner and seed, and whether there are too many.
+fn distinct(requests: &[PlanRequest]) -> (Vec<PlanRequest>, bool) {
     let mut seen = BTreeSet::new();
     let is_new = |request: &&PlanRequest| {
         let PlanRequest { resource, mode, ttl_ms, wait_ms, labels, http, .. } = request;
         seen.insert(format!("{resource:?} {mode:?} {ttl_ms:?} {wait_ms:?} {labels:?} {http:?}"))
     };
-    requests.iter().filter(is_new).take(MOST).cloned().collect()
+    let mut distinct: Vec<PlanRequest> = requests.iter().filter(is_new).take(MOST + 1).cloned().collect();
+    let is_cut = distinct.len() > MOST;
+    distinct.truncate(MOST);
+    (distinct, is_cut)
 }
 
 /// The values that the requests have of each label.
@@ -66,26 +83,27 @@ fn values(requests: &[PlanRequest]) -> BTreeMap<String, BTreeSet<String>> {
     let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, value) in requests.iter().flat_map(|request| &request.labels) {
         let values = values.entry(name.clone()).or_default();
-        if values.len() < VALUES {
+        if values.len() <= VALUES {
             values.insert(value.clone());
         }
     }
     values
 }
 
-/// The requests, and each of them with each value of each label.
+/// The requests, and each of them with each value of each label; and whether there are too many.
 fn with_each_label(
     requests: &[PlanRequest],
     values: &BTreeMap<String, BTreeSet<String>>,
-) -> Vec<PlanRequest> {
+) -> (Vec<PlanRequest>, bool) {
     let variations = requests.iter().flat_map(|request| {
         let of_label = move |(name, values): (&String, &BTreeSet<String>)| {
             values.iter().map(|value| with_label(request, name, Some(value))).collect::<Vec<_>>()
         };
         values.iter().flat_map(of_label).collect::<Vec<_>>()
     });
-    let all: Vec<PlanRequest> = requests.iter().cloned().chain(variations).take(MOST).collect();
-    distinct(&all)
+    let all: Vec<PlanRequest> = requests.iter().cloned().chain(variations).take(MOST * 4).collect();
+    let (distinct, is_cut) = distinct(&all);
+    (distinct, is_cut || all.len() == MOST * 4 || values.values().any(|values| values.len() > VALUES))
 }
 
 fn with_label(request: &PlanRequest, name: &str, value: Option<&str>) -> PlanRequest {
@@ -113,22 +131,37 @@ fn value(request: &PlanRequest, part: &Part) -> String {
 }
 
 /// Two requests that differ in the part and have a key in common.
-fn shared(asked: &[Asked], part: &Part) -> Option<String> {
-    let mut of_key = HashMap::new();
-    for (request, plan) in asked {
-        for key in &*plan.keys {
-            let first = *of_key.entry(key).or_insert(request);
-            if value(first, part) != value(request, part) {
-                return Some(format!(
-                    "{} and {} have the key {}",
-                    in_words(first),
+fn shared(
+    asked: &[Asked],
+    part: &Part,
+    values: &BTreeMap<String, BTreeSet<String>>,
+    plan: impl Fn(&PlanRequest) -> Planned,
+) -> Option<String> {
+    let mut of_key: HashMap<Key, PlanRequest> = HashMap::new();
+    let mut clash = |request: &PlanRequest, plan: &Plan| {
+        plan.keys.iter().find_map(|key| {
+            let first = of_key.entry(key.clone()).or_insert_with(|| request.clone());
+            let differs = value(first, part) != value(request, part);
+            let named = |request: &PlanRequest| match part {
+                Part::Label(_) | Part::Resource | Part::Mode => in_words(request),
+                part => format!(
+                    "{} with {} {:?}",
                     in_words(request),
-                    key.as_str()
-                ));
-            }
-        }
+                    String::from(part.clone()),
+                    value(request, part)
+                ),
+            };
+            differs.then(|| format!("{} and {} have the key {}", named(first), named(request), key.as_str()))
+        })
+    };
+    if let Some(found) = asked.iter().find_map(|(request, plan)| clash(request, plan)) {
+        return Some(found);
     }
-    None
+    // The requests of a file may have one value only.
+    asked.iter().flat_map(|(request, _)| variations(request, part, values)).find_map(|other| {
+        let planned = plan(&other);
+        clash(&other, planned.plan()?)
+    })
 }
 
 /// Two requests that agree in the part and can be granted at the same time, although one of them is exclusive.

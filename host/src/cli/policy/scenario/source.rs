@@ -66,7 +66,7 @@ fn asked(file: &File) -> Result<Load, String> {
     for case in &file.plan {
         requests.push(Arrival::planned(load::request(&case.ask, "somebody", 0, 0)?));
     }
-    Ok(Load::made(requests, MOST, file.store.us()))
+    Ok(Load::made(requests, MOST, file.store.us))
 }
 
 /// The scenario files of the command line, or those that belong to the policy, in the order of their names.
