@@ -84,10 +84,10 @@ fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
     let steps = query.text("steps").unwrap_or_default();
     let steps = steps.split(',').filter(|step| !step.is_empty());
     let guard = CanaryGuard::default();
-    let number = |name, default: f64| query.text(name).map_or(Ok(default), |text| parsed(name, &text));
-    let whole = |name, default: u64| query.text(name).map_or(Ok(default), |text| parsed(name, &text));
+    let number = |name, default: f64| query.text(name).map_or(Ok(default), |text| parsed(name, text));
+    let whole = |name, default: u64| query.text(name).map_or(Ok(default), |text| parsed(name, text));
     let terms = CanaryTerms {
-        share: parsed("share", &share)?,
+        share: parsed("share", share)?,
         steps: steps.map(|step| parsed("steps", step)).collect::<Result<_, _>>()?,
         every_ms: whole("every_ms", 0)?,
         guard: CanaryGuard {

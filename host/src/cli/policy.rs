@@ -291,7 +291,7 @@ fn outcome(name: &str, answer: &Value) -> String {
             listed(&answer["waits_for"], ", ")
         ),
         Some("called_off") => format!(
-            "{name} stays {digest} (generation {generation}); {} does not go live",
+            "{} is called off; {name} stays {digest} (generation {generation})",
             short_digest(&answer["candidate"])
         ),
         Some("canary") => {

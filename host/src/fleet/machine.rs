@@ -20,7 +20,7 @@ pub enum FleetAction {
     /// Delete the row of a member that is gone.
     Evict { id: u64, beat: ServerTime },
     /// Apply the record, and acknowledge it.
-    ApplyRecord(PolicyRecord),
+    ApplyRecord(Box<PolicyRecord>),
     /// Make the candidate live: every member takes the keys of both versions.
     Settle { name: String, seq: u64 },
 }
@@ -31,7 +31,7 @@ pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet
     for record in &view.records {
         // A view may have been read before this proxy's own last step: older records are done.
         if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
-            steps.push(FleetAction::ApplyRecord(record.clone()));
+            steps.push(FleetAction::ApplyRecord(Box::new(record.clone())));
         } else if record.candidate.is_some() && waited_for(view, &record.name, record.seq).is_empty() {
             steps.push(FleetAction::Settle { name: record.name.clone(), seq: record.seq });
         }

@@ -218,7 +218,7 @@ impl Canary {
                 place.refused();
                 Overlay::Leaves
             }
-            Ok(plan) => Overlay::Decides(with_terms_of(live, plan, self.generation.limits.max_keys)),
+            Ok(plan) => Overlay::Decides(with_terms_of(live, &plan, self.generation.limits.max_keys)),
             Err(PlanError::Refused { reason }) => {
                 place.refused();
                 Overlay::Refuses(reason)
@@ -329,8 +329,8 @@ impl Side {
 /// The live plan with the terms of the canary's plan: for how long, how long the request waits, and who is next. What
 /// decides how a key is held, what protects it after a lease is lost, and the order over all proxies stay those of the live
 /// plan. A plan with more than `max_keys` keys has those of the live plan.
-fn with_terms_of(live: &Plan, canary: Plan, max_keys: usize) -> Plan {
-    let Plan { ttl_ms, wait_ms, rank, group, weight, max_waiters, max_hold_ms, labels, .. } = &canary;
+fn with_terms_of(live: &Plan, canary: &Plan, max_keys: usize) -> Plan {
+    let Plan { ttl_ms, wait_ms, rank, group, weight, max_waiters, max_hold_ms, labels, .. } = canary;
     // One of several keys is enough for `any`, an outcome belongs to its keys, and a lease is re-entered with all of them.
     let is_alone = live.any || canary.any || live.primitive.keeps_outcome() || live.reentrant;
     let both = match is_alone || live.primitive.space() != canary.primitive.space() {

@@ -183,10 +183,10 @@ impl Policies {
     }
 
     /// Makes claims take the keys of both generations; with `None`, of the live generation only.
-    pub fn name_with(&self, name: &str, candidate: Option<Arc<Generation>>) {
+    pub fn name_with(&self, name: &str, candidate: Option<&Arc<Generation>>) {
         if let Some(policy) = self.0.policies.get(name) {
             policy.change(|active| ActivePolicy {
-                candidate: candidate.clone(),
+                candidate: candidate.cloned(),
                 canary: None,
                 ..active.clone()
             });

@@ -126,7 +126,7 @@ impl Swap {
         shared.store.forget();
         let generation = if self.beside {
             let candidate = self.prepared.generation().clone();
-            shared.policies.name_with(candidate.name(), Some(candidate.clone()));
+            shared.policies.name_with(candidate.name(), Some(&candidate));
             candidate
         } else {
             match self.prepared {

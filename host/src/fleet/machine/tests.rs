@@ -53,7 +53,11 @@ fn a_candidate_goes_live_only_after_every_granting_member_has_acknowledged() {
     assert_eq!(waited_for(&behind, "p", 4), [2]);
     let all = view(vec![member(1, Some(4)), member(2, Some(4)), member(3, None)], both());
     assert_eq!(steps(&all, 1, &acks(4), &NOBODY), [settle]);
-    assert_eq!(steps(&all, 2, &acks(3), &NOBODY), [FleetAction::ApplyRecord(both())], "its own comes first");
+    assert_eq!(
+        steps(&all, 2, &acks(3), &NOBODY),
+        [FleetAction::ApplyRecord(Box::new(both()))],
+        "its own comes first"
+    );
 }
 
 #[test]

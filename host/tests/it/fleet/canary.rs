@@ -70,7 +70,7 @@ on_both! {
         assert_eq!(client.renew(&held).await.status, 200);
         released(&client, &held).await;
         for (resource, _, _) in &decided[..5] {
-            assert_eq!(cycle(&elsewhere, resource).await.0, [resource.clone()]);
+            assert_eq!(cycle(&elsewhere, resource).await.0, std::slice::from_ref(resource));
         }
     }
 

@@ -39,7 +39,7 @@ pub fn check(
             Planned::Plan(plan) => asked.push((request, plan)),
             Planned::Refused(_) => {}
             Planned::Fault => {
-                failed = failed.or_else(|| Some(format!("the policy fails for {}", in_words(&request))))
+                failed = failed.or_else(|| Some(format!("the policy fails for {}", in_words(&request))));
             }
         }
     }

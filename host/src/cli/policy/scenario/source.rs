@@ -46,10 +46,10 @@ pub fn sources(policy: &str, args: &RequestArgs) -> Result<Vec<Source>, Failure>
     if let Some(dir) = &args.recording {
         let recording = crate::recording::read(dir, args.recorded_policy.as_deref())
             .map_err(|error| Failure::Usage(error.to_string()))?;
-        // Masks make short names longer.
-        let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits.clone() };
         let settings = recording.generations.last().map(|last| last.settings.clone());
         let load = Load::of(&recording, Arrivals::Open, None);
+        // Masks make short names longer.
+        let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits };
         return Ok(vec![Source { load, settings, limits }]);
     }
     let source = |path: PathBuf| {
