@@ -126,24 +126,20 @@ impl Admin {
             Call::Fleet => Ok(fleet::show(self)),
             Call::Policies => Ok(policies::list(self, &principal)),
             Call::Push => {
-                self.counts_push(&principal, &entry).await?;
                 let push = policies::push(self, &principal, &name, request);
-                self.act(Verb::PolicyPush, &name, &principal, entry, push).await
+                self.replace(Verb::PolicyPush, &name, &principal, entry, push).await
             }
             Call::RollBack => {
-                self.counts_push(&principal, &entry).await?;
                 let roll_back = policies::roll_back(self, &principal, &name);
-                self.act(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
+                self.replace(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
             }
             Call::Canary => {
-                self.counts_push(&principal, &entry).await?;
                 let canary = policies::canary(self, &principal, &name, request);
-                self.act(Verb::PolicyPush, &name, &principal, entry, canary).await
+                self.replace(Verb::PolicyPush, &name, &principal, entry, canary).await
             }
             Call::Promote => {
-                self.counts_push(&principal, &entry).await?;
                 let promote = policies::promote(self, &principal, &name);
-                self.act(Verb::PolicyPush, &name, &principal, entry, promote).await
+                self.replace(Verb::PolicyPush, &name, &principal, entry, promote).await
             }
             Call::Abort => {
                 let abort = policies::abort(self, &principal, &name);
@@ -162,6 +158,19 @@ impl Admin {
         let Err(over) = sent.map_err(|over| Problem::from(Refusal::from(over))) else { return Ok(()) };
         self.access.refused(entry.clone(), &over).await;
         Err(over)
+    }
+
+    /// As [`Admin::act`], for an action that replaces a policy or may do so.
+    async fn replace(
+        &self,
+        verb: Verb,
+        policy: &str,
+        principal: &Principal,
+        entry: Option<Entry>,
+        action: impl Future<Output = Result<Response, Problem>>,
+    ) -> Result<Response, Problem> {
+        self.counts_push(principal, &entry).await?;
+        self.act(verb, policy, principal, entry, action).await
     }
 
     /// Performs an action of an operator on the key or policy `on`: checks the right to it, and records it.

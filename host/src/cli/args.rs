@@ -6,6 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::lock;
+
 /// The resource, mode and times of a lock request.
 #[derive(Args, Clone, Debug)]
 pub struct AcquireArgs {
@@ -40,6 +42,17 @@ pub enum Mode {
     Shared,
     /// The number of the key's permits that the holder takes, at least 1.
     Permits(u32),
+}
+
+impl From<Mode> for lock::Mode {
+    /// The mode of a request. The policy sets the limit of permits.
+    fn from(mode: Mode) -> lock::Mode {
+        match mode {
+            Mode::Exclusive => lock::Mode::Exclusive,
+            Mode::Shared => lock::Mode::Shared,
+            Mode::Permits(count) => lock::Mode::Permits { count, limit: 0 },
+        }
+    }
 }
 
 impl AcquireArgs {

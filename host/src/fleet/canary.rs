@@ -24,13 +24,11 @@ impl Fleet {
         component: Bytes,
         terms: &CanaryTerms,
     ) -> Result<(PolicyStatus, Vec<String>), PushError> {
-        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
-        let checks = move || policies.prepare(&policy, &component, None);
-        let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
+        let prepared = self.check(name, component).await?;
         if let Prepared::Unchanged(_) = prepared {
             return Err(PushError::Refused("the component is live already".to_owned()));
         }
-        let waits_for = self.try_out(name, prepared, terms).await.map_err(PushError::from_canary)?;
+        let waits_for = self.try_out(name, prepared, terms).await?;
         Ok((self.status_of(name)?, waits_for))
     }
 
@@ -42,9 +40,7 @@ impl Fleet {
         if self.0.policies.get(name).is_none() {
             return Err(PushError::Unknown);
         }
-        let mut views = self.0.view.subscribe();
-        self.0.fresh_view(&mut views).await;
-        let record = views.borrow_and_update().record(name).cloned();
+        let record = self.fresh_record(name).await;
         let canary = record.as_ref().and_then(|record| record.canary.clone());
         let (Some(record), Some(canary)) = (record, canary) else {
             return Err(PushError::Refused(format!("policy `{name}` has no canary")));
@@ -73,11 +69,7 @@ impl Fleet {
         if self.0.policies.get(name).is_none() {
             return Err(PushError::Unknown);
         }
-        let mut views = self.0.view.subscribe();
-        self.0.fresh_view(&mut views).await;
-        let record = views.borrow_and_update().record(name).cloned();
-        let is_pending = |record: &PolicyRecord| record.canary.is_some() || record.candidate.is_some();
-        let Some(record) = record.filter(is_pending) else {
+        let Some(record) = self.fresh_record(name).await.filter(|record| !record.is_settled()) else {
             return Err(PushError::Refused(format!(
                 "policy `{name}` has no canary, and is not being changed"
             )));
@@ -222,14 +214,4 @@ impl Fleet {
 fn in_text(terms: &CanaryTerms) -> String {
     // Serialization fails only for maps whose keys are not text, and there are none here.
     serde_json::to_string(terms).unwrap_or_default()
-}
-
-impl PushError {
-    fn from_canary(error: ChangeError) -> PushError {
-        match error {
-            ChangeError::Busy { .. } | ChangeError::Tried(_) => PushError::Busy(error.to_string()),
-            ChangeError::CalledOff(why) => PushError::Refused(why),
-            error => PushError::Unavailable(error.to_string()),
-        }
-    }
 }

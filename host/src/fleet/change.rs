@@ -114,12 +114,9 @@ impl Fleet {
     /// # Errors
     /// Those of [`Fleet::change`]; also if there is no previous generation.
     pub async fn roll_back(&self, name: &str) -> Result<Changed, ChangeError> {
-        let mut views = self.0.view.subscribe();
         self.is_member()?;
-        self.0.fresh_view(&mut views).await;
-        let record = views.borrow_and_update().record(name).cloned();
-        let record = record.ok_or(ChangeError::Superseded)?;
-        if record.candidate.is_some() || record.canary.is_some() {
+        let record = self.fresh_record(name).await.ok_or(ChangeError::Superseded)?;
+        if !record.is_settled() {
             return self.call_off(&record).await?.ok_or(ChangeError::Superseded);
         }
         let previous = record.previous.clone();
@@ -131,6 +128,13 @@ impl Fleet {
             Trouble::Changed => ChangeError::Superseded,
         })?;
         self.change(prepared).await
+    }
+
+    /// The record of a policy, read from now on.
+    pub(super) async fn fresh_record(&self, name: &str) -> Option<PolicyRecord> {
+        let mut views = self.0.view.subscribe();
+        self.0.fresh_view(&mut views).await;
+        views.borrow_and_update().record(name).cloned()
     }
 
     /// Proposes a generation as the candidate. `None` if the record has changed.

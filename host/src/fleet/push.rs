@@ -1,7 +1,6 @@
 //! Pushes of policies by operators and by files that change: the check on this proxy, then the change on all proxies.
 
 use bytes::Bytes;
-use tokio::task::JoinError;
 
 use super::Fleet;
 use super::change::{ChangeError, Changed};
@@ -57,9 +56,7 @@ impl Fleet {
             // Before the component is compiled: a file is tried again and again.
             return Err(PushError::Busy(ChangeError::Tried(tried).to_string()));
         }
-        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
-        let checks = move || policies.prepare(&policy, &component, None);
-        let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
+        let prepared = self.check(name, component).await?;
         // The fleet decides: this proxy may be one step behind, or a change may be pending.
         match (self.change(prepared.clone()).await, &prepared) {
             (Ok(Changed::Live), Prepared::Unchanged(_)) => {
@@ -119,27 +116,23 @@ impl Fleet {
             Ok(Changed::CalledOff { candidate }) => {
                 Ok(Pushed::CalledOff { policy: self.status_of(name)?, candidate })
             }
-            Err(ChangeError::CalledOff(why) | ChangeError::Refused(why)) => {
-                self.0.policies.note(name, why.clone());
-                Err(PushError::Refused(why))
+            Err(error) => {
+                if let ChangeError::CalledOff(why) | ChangeError::Refused(why) = &error {
+                    self.0.policies.note(name, why.clone());
+                }
+                Err(error.into())
             }
-            // No component was refused, so there is nothing to record.
-            Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(PushError::Refused(nothing.to_string())),
-            Err(busy @ (ChangeError::Busy { .. } | ChangeError::Tried(_))) => {
-                Err(PushError::Busy(busy.to_string()))
-            }
-            Err(ChangeError::Overloaded(why)) => Err(PushError::Overloaded(why)),
-            Err(error) => Err(PushError::Unavailable(error.to_string())),
         }
     }
 
-    pub(super) fn checked(
-        &self,
-        name: &str,
-        result: Result<Result<Prepared, Rejection>, JoinError>,
-    ) -> Result<Prepared, PushError> {
-        let result = result.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;
-        result.map_err(|rejection| self.refused(name, &rejection))
+    /// Checks a component that is to replace the live one, with the policy's current settings.
+    pub(super) async fn check(&self, name: &str, component: Bytes) -> Result<Prepared, PushError> {
+        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
+        let checks = move || policies.prepare(&policy, &component, None);
+        let checked = tokio::task::spawn_blocking(checks).await;
+        let checked =
+            checked.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;
+        checked.map_err(|rejection| self.refused(name, &rejection))
     }
 
     /// Records a rejection.
@@ -156,5 +149,18 @@ impl Fleet {
 
     pub(super) fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
         self.policies().into_iter().find(|status| status.name == name).ok_or(PushError::Unknown)
+    }
+}
+
+impl From<ChangeError> for PushError {
+    fn from(error: ChangeError) -> PushError {
+        match error {
+            ChangeError::CalledOff(why) | ChangeError::Refused(why) => PushError::Refused(why),
+            // No component was refused, so there is nothing to record.
+            ChangeError::NothingToRollBack(_) => PushError::Refused(error.to_string()),
+            ChangeError::Busy { .. } | ChangeError::Tried(_) => PushError::Busy(error.to_string()),
+            ChangeError::Overloaded(why) => PushError::Overloaded(why),
+            error => PushError::Unavailable(error.to_string()),
+        }
     }
 }

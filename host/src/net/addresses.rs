@@ -1,4 +1,4 @@
-//! Where clients come from, and how many of something each address has: open connections, or answers that it has not read.
+//! The addresses of clients, and a count for each address: of its open connections, or of the answers that it has not read.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

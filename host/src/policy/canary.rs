@@ -1,4 +1,5 @@
-//! A canary: a version of a policy that decides for a share of the keys, while claims take the keys of the live version.
+//! A canary is a version of a policy that decides the requests for a share of the keys. All claims still take the keys of the
+//! live version.
 //!
 //! Exclusion rests on the live version throughout: each claim takes the keys that it names. Where the canary decides, a
 //! claim takes the keys of both, and the canary decides how long the lease lasts, who waits how long and who is next. So a
@@ -28,18 +29,18 @@ pub struct CanaryTerms {
     pub guard: CanaryGuard,
 }
 
-/// When a canary ends by itself. Each proxy compares what it has seen since the canary began there.
+/// The bounds of a canary. If one is exceeded, the canary ends by itself. Each proxy compares what it has seen at the present
+/// share.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CanaryGuard {
-    /// More failed calls than this.
+    /// The most calls of the canary that may fail.
     pub faults: u64,
-    /// The canary refuses more than so many percent of the requests that the live version plans.
+    /// The most of the requests planned by the live version that the canary may refuse, in percent.
     pub refused: f64,
-    /// The share of the canary's requests that get no lock in time is greater than that of the others by more than so many
-    /// percentage points.
+    /// By how many percentage points the share of the canary's requests that get no lock in time may exceed that of the others.
     pub ungranted: f64,
-    /// The 99th percentile of the canary's waits is more than so many times that of the others.
+    /// The most times that the 99th percentile of the canary's waits may be that of the others.
     pub p99: f64,
 }
 

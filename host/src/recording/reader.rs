@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 
 use super::line::{Ask, End, Header, LeaseName, Line, PolicyLine, StoreTimes, VERSION};
 use super::writer;
+use crate::config::Limits;
+use crate::lock::Key;
 
 /// The requests that a recording has of one policy.
 #[derive(Debug)]
@@ -29,6 +31,13 @@ pub struct Recording {
     pub dropped: u64,
     /// How long the store took, in the order of time.
     pub store: Vec<StoreTimes>,
+}
+
+impl Recording {
+    /// The limits of the proxy, for a policy that sees the recorded names. Masks make short names longer.
+    pub fn limits(&self) -> Limits {
+        Limits { max_key_bytes: Key::MAX_BYTES, ..self.header.limits.clone() }
+    }
 }
 
 /// A generation of the policy.

@@ -1,4 +1,4 @@
-//! The requests that a run sends, and how long each lease is held: those of a recording, or made ones.
+//! The requests of a run, and how long each lease is held. They come from a recording or from a scenario.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -230,6 +230,11 @@ impl PolicyRecord {
         self.name != ROUTES && !self.is_naming()
     }
 
+    /// Whether there is neither a change in progress nor a canary.
+    pub fn is_settled(&self) -> bool {
+        self.candidate.is_none() && self.canary.is_none()
+    }
+
     /// Whether the record says how the requests to an application are named.
     pub fn is_naming(&self) -> bool {
         self.name.starts_with(GUARD)

@@ -11,6 +11,7 @@ use super::{tools, trial};
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::clock;
+use crate::config::Limits;
 
 /// The runs go on for this long, in microseconds, so that the times of a few calls mean something.
 const LEAST_US: u64 = 1_000_000;
@@ -50,10 +51,11 @@ pub fn run(args: &BenchArgs, as_json: bool) -> Result<(), Failure> {
     let mut costs: BTreeMap<&'static str, Vec<(u64, u64)>> = BTreeMap::new();
     let (mut requests, mut runs, mut id, mut fault) = (0, 0, String::new(), None);
     let sources = source::sources(&args.policy, &args.requests)?;
+    let limits = sources.first().map_or_else(Limits::default, |source| source.limits.clone());
+    let alone = tools::Alone::measured(limits)?;
     let began = clock::now();
     while runs == 0 || clock::now().us_since(began) < LEAST_US {
         for source in &sources {
-            let alone = tools::Alone::measured(source.limits.clone())?;
             let settings = source.settings.as_ref().filter(|_| given.is_none());
             let policy = alone.load(&candidate.with(settings))?;
             // Those of the checks.

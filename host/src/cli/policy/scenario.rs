@@ -7,7 +7,7 @@
 //! | the requests, as a run sends them | `load` |
 //! | plans and outcomes | `check` |
 //! | properties | `properties` |
-//! | where scenarios, and the requests in them, come from | `source` |
+//! | finds and reads scenario files and recordings | `source` |
 
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ fn test(policy: &tools::Loaded, file: File, path: PathBuf) -> Result<Tested, Str
     let mut asked: Vec<PlanRequest> =
         script.load.requests.iter().map(|arrival| arrival.request.clone()).collect();
     for case in &file.plan {
-        asked.push(load::request(&case.ask, "somebody", 0, 0)?);
+        asked.push(load::planned(case)?);
     }
     checks.extend(check::fault(&file, fault.clone()));
     checks.append(&mut properties::check(&file.properties, &asked, |request| policy.plan(request)));

@@ -1,7 +1,9 @@
 //! The parts of `policy` that need no proxy. Only this file calls the policy tools.
 
+use std::cell::RefCell;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use serde_json::{Map, Value};
@@ -116,24 +118,26 @@ impl Candidate {
 pub struct Alone {
     engine: Engine,
     limits: Limits,
+    /// What was loaded last: as long as it lives, the engine does not compile its component again.
+    last: RefCell<Option<Arc<Generation>>>,
 }
 
 /// A policy that was loaded.
-pub struct Loaded(Generation);
+pub struct Loaded(Arc<Generation>);
 
 impl Alone {
     /// A sandbox with the limits of a proxy, whose locks have these limits. A policy that fails often is asked again and
     /// again: each request counts.
     pub fn new(limits: Limits) -> Result<Alone, Failure> {
         let engine = Engine::new(&Alone::engine(), Compiler::Child(Metrics::default())).map_err(other)?;
-        Ok(Alone { engine, limits })
+        Ok(Alone { engine, limits, last: RefCell::default() })
     }
 
     /// As [`Alone::new`], and measures what the calls cost.
     pub fn measured(limits: Limits) -> Result<Alone, Failure> {
         let engine =
             Engine::measured(&Alone::engine(), Compiler::Child(Metrics::default())).map_err(other)?;
-        Ok(Alone { engine, limits })
+        Ok(Alone { engine, limits, last: RefCell::default() })
     }
 
     fn engine() -> EngineLimits {
@@ -148,9 +152,11 @@ impl Alone {
     /// Loads a policy.
     pub fn load(&self, candidate: &Candidate) -> Result<Loaded, Failure> {
         let Candidate { name, component, settings } = candidate;
-        policy::load_file(name, component, settings, &self.engine, &self.limits)
-            .map(Loaded)
-            .map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))
+        let loaded = policy::load_file(name, component, settings, &self.engine, &self.limits);
+        let loaded = loaded.map_err(|rejection| Failure::Refused(format!("{name}: {rejection}")))?;
+        let loaded = Arc::new(loaded);
+        self.last.replace(Some(loaded.clone()));
+        Ok(Loaded(loaded))
     }
 }
 
@@ -202,9 +208,7 @@ pub struct Replay<'a> {
 pub fn replay(replay: Replay<'_>, group: impl Fn(usize) -> String) -> Result<Report, Failure> {
     let Replay { recording, before, after, arrivals, store_us, mut notes } = replay;
     let load = Load::of(recording, arrivals, store_us);
-    // Masks make short names longer.
-    let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits.clone() };
-    let alone = Alone::new(limits)?;
+    let alone = Alone::new(recording.limits())?;
     let (Loaded(before), Loaded(after)) = (alone.load(&before)?, alone.load(&after)?);
     let (planned, next) = both(|| Plans::of(&before, &load), || Plans::of(&after, &load));
     let (ran, next_ran) = both(

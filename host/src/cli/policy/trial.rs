@@ -147,11 +147,7 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
     Ok(PlanRequest {
         resource: args.resource.unwrap_or(path),
         owner: args.owner,
-        mode: match args.mode {
-            Mode::Exclusive => lock::Mode::Exclusive,
-            Mode::Shared => lock::Mode::Shared,
-            Mode::Permits(count) => lock::Mode::Permits { count, limit: 0 },
-        },
+        mode: args.mode.into(),
         ttl_ms: args.ttl,
         wait_ms: args.wait,
         labels: args.labels,

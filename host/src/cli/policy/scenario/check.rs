@@ -55,7 +55,7 @@ fn waits(done: &[&Done]) -> Waits {
 /// In words: what is wrong with the file.
 pub fn plans(file: &File, plan: impl Fn(&PlanRequest) -> Planned) -> Result<Vec<Check>, String> {
     let of = |case: &PlanCase| {
-        let request = load::request(&case.ask, "somebody", 0, 0).map_err(|why| format!("plan: {why}"))?;
+        let request = load::planned(case)?;
         let what = format!("the plan of {}", request.resource);
         let planned = plan(&request);
         let one = |check| Ok(vec![check]);
@@ -104,7 +104,7 @@ fn told(planned: &Planned) -> String {
     }
 }
 
-/// Whether the expectations of a file can be checked.
+/// Checks that the expectations name requests and outcomes that exist.
 ///
 /// # Errors
 /// In words: what is wrong with the file.
@@ -137,7 +137,7 @@ pub fn fault(file: &File, fault: Option<String>) -> Option<Check> {
     Some(Check { what: "the policy does not fail".to_owned(), found, is_met: false })
 }
 
-/// Checks what became of the requests of a file.
+/// Compares the outcomes of a scenario with its expectations.
 ///
 /// # Errors
 /// In words: what is wrong with the file.

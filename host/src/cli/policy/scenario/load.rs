@@ -1,10 +1,9 @@
-//! The requests of a scenario, as a run sends them.
+//! Turns a scenario into the requests of a run.
 
 use std::sync::Arc;
 
 use super::super::trial;
-use super::file::{Ask, File, Requests};
-use crate::cli::args;
+use super::file::{Ask, File, PlanCase, Requests};
 use crate::lock::{Call, Mode};
 use crate::policy::PlanRequest;
 use crate::replay::{Arrival, Hold, Load};
@@ -108,25 +107,27 @@ fn chain(lane: &mut [(Arrival, (usize, u32))], begin: usize, requests: &Requests
 
 /// The arrivals in the order of time. Each goes on to the same next one as before.
 fn sorted(arrivals: Vec<(Arrival, (usize, u32))>) -> Vec<(Arrival, (usize, u32))> {
-    let mut order: Vec<usize> = (0..arrivals.len()).collect();
-    order.sort_by_key(|n| arrivals[*n].0.at_us);
-    let mut place = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(at, n)| place[*n] = at);
-    let mut placed: Vec<_> =
-        arrivals.into_iter().enumerate().map(|(n, arrival)| (place[n], arrival)).collect();
-    placed.sort_by_key(|(at, _)| *at);
+    let mut sorted: Vec<_> = arrivals.into_iter().enumerate().collect();
+    sorted.sort_by_key(|(_, (arrival, _))| arrival.at_us);
+    let mut place = vec![0; sorted.len()];
+    sorted.iter().enumerate().for_each(|(at, (n, _))| place[*n] = at);
     let moved = |(_, (mut arrival, of)): (usize, (Arrival, (usize, u32)))| {
         arrival.next = arrival.next.map(|(next, pause_us)| (place[next], pause_us));
         (arrival, of)
     };
-    placed.into_iter().map(moved).collect()
+    sorted.into_iter().map(moved).collect()
 }
 
-/// The request `n` of a client.
+/// The request of a plan that is checked.
 ///
 /// # Errors
 /// In words: what is wrong with it.
-pub fn request(ask: &Ask, owner: &str, client: u32, n: u32) -> Result<PlanRequest, String> {
+pub fn planned(case: &PlanCase) -> Result<PlanRequest, String> {
+    request(&case.ask, "somebody", 0, 0).map_err(|why| format!("plan: {why}"))
+}
+
+/// The request `n` of a client.
+fn request(ask: &Ask, owner: &str, client: u32, n: u32) -> Result<PlanRequest, String> {
     let filled = |text: &str| text.replace("{client}", &client.to_string()).replace("{n}", &n.to_string());
     let pairs = |pairs: &std::collections::BTreeMap<String, String>| {
         pairs.iter().map(|(name, value)| (name.clone(), filled(value))).collect::<Vec<_>>()
@@ -154,11 +155,7 @@ pub fn request(ask: &Ask, owner: &str, client: u32, n: u32) -> Result<PlanReques
     Ok(PlanRequest {
         resource: resource.ok_or("`ask` needs a `resource` or a `request`")?,
         owner: ask.owner.as_deref().map_or_else(|| owner.to_owned(), filled),
-        mode: ask.mode.map_or(Mode::Exclusive, |mode| match mode.0 {
-            args::Mode::Exclusive => Mode::Exclusive,
-            args::Mode::Shared => Mode::Shared,
-            args::Mode::Permits(count) => Mode::Permits { count, limit: 0 },
-        }),
+        mode: ask.mode.map_or(Mode::Exclusive, |mode| mode.0.into()),
         ttl_ms: ask.ttl.map(|time| time.ms()),
         wait_ms: ask.wait.map(|time| time.ms()),
         labels: pairs(&ask.labels),

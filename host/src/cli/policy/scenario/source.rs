@@ -10,7 +10,6 @@ use super::file::File;
 use super::load::{self, MOST};
 use crate::cli::failure::Failure;
 use crate::config::Limits;
-use crate::lock::Key;
 use crate::replay::{Arrival, Arrivals, Load};
 
 /// The name of the folder of scenarios.
@@ -48,9 +47,7 @@ pub fn sources(policy: &str, args: &RequestArgs) -> Result<Vec<Source>, Failure>
             .map_err(|error| Failure::Usage(error.to_string()))?;
         let settings = recording.generations.last().map(|last| last.settings.clone());
         let load = Load::of(&recording, Arrivals::Open, None);
-        // Masks make short names longer.
-        let limits = Limits { max_key_bytes: Key::MAX_BYTES, ..recording.header.limits };
-        return Ok(vec![Source { load, settings, limits }]);
+        return Ok(vec![Source { load, settings, limits: recording.limits() }]);
     }
     let source = |path: PathBuf| {
         let file = read(&path)?;
@@ -64,7 +61,7 @@ pub fn sources(policy: &str, args: &RequestArgs) -> Result<Vec<Source>, Failure>
 fn asked(file: &File) -> Result<Load, String> {
     let mut requests = load::script(file)?.load.requests;
     for case in &file.plan {
-        requests.push(Arrival::planned(load::request(&case.ask, "somebody", 0, 0)?));
+        requests.push(Arrival::planned(load::planned(case)?));
     }
     Ok(Load::made(requests, MOST, file.store.us))
 }
