@@ -10,6 +10,7 @@ use mysql_async::prelude::Queryable;
 use tempfile::TempDir;
 
 use crate::Args;
+use crate::scene::Scene;
 use crate::serving::{Guards, Serving};
 
 /// A running `lockkeeper serve`. Its data are gone when it is closed.
@@ -68,6 +69,12 @@ impl House {
         let mut conn = Conn::from_url(&self.base).await?;
         conn.query_drop(format!("CREATE DATABASE {name}")).await?;
         Ok(with_database(&self.base, &name))
+    }
+
+    /// The proxy, for an example that tells a story.
+    pub fn scene(&self) -> Scene {
+        let (api, admin) = (self.proxy.clone(), self.serving.admin.clone());
+        Scene { api, admin, program: self.program.clone(), folder: self.folder.0.path().to_owned() }
     }
 
     /// What a guard is started with.

@@ -3,7 +3,7 @@
 //! An example is a program that plays one scene twice, without the proxy and with it. It starts
 //! `lockkeeper serve` on a private server ([`house`]), and itself again as the processes of the
 //! application ([`workers`]), which call the proxy or are guarded by one ([`serving`]); what came of both
-//! goes into a table ([`report`]).
+//! goes into a table ([`report`]). An example that tells a story instead has a proxy for all of it ([`scene`]).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,12 +15,14 @@ use mysql_async::prelude::Queryable;
 mod house;
 mod proxy;
 mod report;
+mod scene;
 mod serving;
 mod workers;
 
 pub use anyhow::{Context, Result, bail, ensure};
 pub use proxy::Proxy;
 pub use report::Numbers;
+pub use scene::{Rows, Scene};
 pub use serving::Guard;
 pub use workers::{LISTENING, Process, Server, Worker};
 
@@ -140,6 +142,39 @@ pub async fn main(
             ExitCode::FAILURE
         }
     }
+}
+
+/// The main function of an example that tells a story. `settings` are those of the proxy's default policy, and may go on
+/// with other sections. The story fails if something does not happen as it should.
+pub async fn tell(name: &str, settings: &str, story: impl AsyncFn(&Scene) -> Result<Rows>) -> ExitCode {
+    match told(name, settings, &Args::parse(), story).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn told(
+    name: &str,
+    settings: &str,
+    args: &Args,
+    story: impl AsyncFn(&Scene) -> Result<Rows>,
+) -> Result<()> {
+    let house = unless_interrupted(House::open(name, settings, args)).await?;
+    println!("{name} on {}", house.server);
+    let rows = unless_interrupted(story(&house.scene())).await;
+    let server = house.server.clone();
+    house.close().await;
+    let rows = rows?;
+    for (what, number) in &rows {
+        println!("  {what:<40} {number:>10}");
+    }
+    if args.json {
+        println!("{}", scene::json(name, &server, &rows));
+    }
+    Ok(())
 }
 
 /// Whether the fault was there without the proxy, and was not there with it.

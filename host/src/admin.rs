@@ -5,6 +5,7 @@
 //! | `GET /live`, `GET /ready`, `GET /metrics` | `health` |
 //! | `GET /v1/policies`, `PUT /v1/policies/{name}`, `POST /v1/policies/{name}/rollback` | `policies` |
 //! | `PUT /v1/policies/{name}/canary`, `POST /v1/policies/{name}/promote` and `/abort` | `policies` |
+//! | `PUT`, `GET` and `DELETE /v1/policies/{name}/shadow` | `shadow` |
 //! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
@@ -25,11 +26,13 @@ use crate::http::{self, Handler, Peer, Problem, Request, Response};
 use crate::lock::Key;
 use crate::net::Addresses;
 use crate::service::{Principal, Service};
+use crate::shadow::Shadows;
 use crate::telemetry::Metrics;
 
 mod fleet;
 mod health;
 mod policies;
+mod shadow;
 
 /// The calls of the admin API.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +57,12 @@ pub enum Call {
     Promote,
     /// `policies::abort`.
     Abort,
+    /// `shadow::begin`.
+    Shadow,
+    /// `shadow::report`.
+    ShadowReport,
+    /// `shadow::end`.
+    EndShadow,
     /// The forced release of a key.
     Force,
 }
@@ -71,6 +80,9 @@ pub const ROUTES: &[Route<Call>] = &[
     route(Methods::Put, "/v1/policies/{name}/canary", Call::Canary, &[Verb::PolicyPush]),
     route(Methods::Post, "/v1/policies/{name}/promote", Call::Promote, &[Verb::PolicyPush]),
     route(Methods::Post, "/v1/policies/{name}/abort", Call::Abort, &[Verb::PolicyRollback]),
+    route(Methods::Put, "/v1/policies/{name}/shadow", Call::Shadow, &[Verb::PolicyPush]),
+    route(Methods::Get, "/v1/policies/{name}/shadow", Call::ShadowReport, &[Verb::PolicyPush]),
+    route(Methods::Delete, "/v1/policies/{name}/shadow", Call::EndShadow, &[Verb::PolicyPush]),
     route(Methods::Delete, "/v1/locks/{key...}", Call::Force, &[Verb::Force]),
 ];
 
@@ -86,6 +98,8 @@ pub struct Admin {
     pub service: Service,
     /// This proxy's membership among the proxies of its store.
     pub fleet: Fleet,
+    /// The components that are compared with live versions on this proxy.
+    pub shadows: Shadows,
     /// The metrics that `/metrics` returns.
     pub metrics: Metrics,
     /// The limits of pushed components.
@@ -145,6 +159,16 @@ impl Admin {
                 let abort = policies::abort(self, &principal, &name);
                 self.act(Verb::PolicyRollback, &name, &principal, entry, abort).await
             }
+            Call::Shadow => {
+                let begin = shadow::begin(self, &principal, &name, request);
+                self.replace(Verb::PolicyPush, &name, &principal, entry, begin).await
+            }
+            Call::ShadowReport if principal.may(Verb::PolicyPush, &name) => shadow::report(self, &name).await,
+            Call::ShadowReport => Err(self.forbidden(Verb::PolicyPush, &name, entry).await),
+            Call::EndShadow => {
+                let end = shadow::end(self, &name);
+                self.act(Verb::PolicyPush, &name, &principal, entry, end).await
+            }
             Call::Force => {
                 let force = self.force_release(&name, &principal);
                 self.act(Verb::Force, &name, &principal, entry, force).await
@@ -183,16 +207,21 @@ impl Admin {
         action: impl Future<Output = Result<Response, Problem>>,
     ) -> Result<Response, Problem> {
         if !principal.may(verb, on) {
-            let detail = format!("you may not {} `{on}`", verb.as_str());
-            let refusal = Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on);
-            let problem = Problem::from(refusal);
-            self.access.refused(entry, &problem).await;
-            return Err(problem);
+            return Err(self.forbidden(verb, on, entry).await);
         }
         let acting = self.access.begins(entry, verb, on).await?;
         let answer = action.await;
         acting.ended(&answer);
         answer
+    }
+
+    /// Refuses a call about the key or policy `on`, and records that.
+    async fn forbidden(&self, verb: Verb, on: &str, entry: Option<Entry>) -> Problem {
+        let detail = format!("you may not {} `{on}`", verb.as_str());
+        let refusal = Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on);
+        let problem = Problem::from(refusal);
+        self.access.refused(entry, &problem).await;
+        problem
     }
 
     /// Releases all holders of a key. A key without a holder is no error: the answer counts the holders.

@@ -21,6 +21,7 @@ use crate::peers::PeerClient;
 use crate::policy::{self, Compiler, Engine, Policies};
 use crate::recording::Recorder;
 use crate::service::{self, Peers, Service};
+use crate::shadow::Shadows;
 use crate::store::registry::PeerSecret;
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -68,6 +69,7 @@ pub struct App {
     peer: (String, latest::Receiver<Option<PeerSecret>>),
     service: Service,
     fleet: Fleet,
+    shadows: Shadows,
     /// The digests of the components that the proxy was started with, by policy.
     loaded: BTreeMap<String, String>,
     guard: Arc<Guard>,
@@ -114,6 +116,7 @@ impl App {
             metrics: metrics.clone(),
             recorder: recorder.clone(),
         });
+        let shadows = Shadows::new(policies.clone(), metrics.clone());
         let fleet = Fleet::start(fleet::Parts {
             registry: Arc::new(stores.main.registry()),
             service: service.clone(),
@@ -124,6 +127,7 @@ impl App {
             auth: auth.clone(),
             grace: config.auth.grace,
             peer_secret,
+            audit: audit.clone(),
             config: config.fleet.clone(),
             metrics: metrics.clone(),
         });
@@ -143,6 +147,7 @@ impl App {
             peer,
             service,
             fleet,
+            shadows,
             loaded,
             guard,
             auth,
@@ -166,6 +171,7 @@ impl App {
             peer,
             service,
             fleet,
+            shadows,
             loaded,
             guard,
             auth,
@@ -199,6 +205,7 @@ impl App {
         let admin = Admin {
             service: service.clone(),
             fleet: fleet.clone(),
+            shadows,
             metrics: metrics.clone(),
             engine: config.engine.clone(),
             access,

@@ -6,6 +6,7 @@
 //! | [`drive`] | joins the fleet, applies the records, and evicts members that are gone |
 //! | [`change`] | replaces a policy on all members |
 //! | [`canary`] | versions that decide for a share of the keys |
+//! | [`relapse`] | versions that go back by themselves |
 //! | [`push`] | pushes of policies by operators and files |
 //! | [`naming`] | changes how guarded requests are named |
 //! | [`named`] | records that all leases have the keys that the records name |
@@ -25,6 +26,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::Audit;
 use crate::auth::Auth;
 use crate::clock;
 use crate::config::{FleetConfig, Route};
@@ -50,6 +52,7 @@ mod machine;
 mod named;
 mod naming;
 mod push;
+mod relapse;
 mod rules;
 mod status;
 
@@ -93,6 +96,8 @@ pub struct Parts {
     pub config: FleetConfig,
     /// The metrics to which the fleet reports.
     pub metrics: Metrics,
+    /// Where the fleet writes what it does by itself.
+    pub audit: Audit,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
     /// The rules of this proxy: who may do what.
@@ -112,6 +117,7 @@ struct Inner {
     service: Service,
     policies: Policies,
     metrics: Metrics,
+    audit: Audit,
     config: FleetConfig,
     host: String,
     /// The record of `[[routes]]`.
@@ -180,6 +186,7 @@ impl Fleet {
             address,
             config,
             metrics,
+            audit,
             auth,
             grace,
             peer_secret,
@@ -192,6 +199,7 @@ impl Fleet {
             service,
             policies,
             metrics,
+            audit,
             config,
             host: host::here(),
             routes: record_of(&routes),

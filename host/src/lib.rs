@@ -58,6 +58,7 @@ pub mod recording;
 pub mod replay;
 mod route;
 pub mod service;
+pub mod shadow;
 #[cfg(any(test, feature = "simulation"))]
 #[allow(missing_docs)]
 pub mod simulation;

@@ -16,6 +16,8 @@ mod generation;
 mod generations;
 mod hooks;
 mod module;
+mod observer;
+mod push_guard;
 mod rejection;
 mod scaffold;
 
@@ -37,6 +39,7 @@ pub use hooks::naming::{Again, OnLoss, Plan, PlanError, PlanRequest};
 pub use hooks::renewal::{Expiring, Renewal};
 pub use hooks::response::{RefusalResponse, ResponseContention};
 pub use module::Digest;
+pub use observer::{Observed, Observer};
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
 

@@ -21,4 +21,4 @@ mod writer;
 
 pub use line::{Ask, End, Header, Http, LeaseName, Line, Pairs, PlanLine, PolicyLine, StoreTimes};
 pub use reader::{ReadError, RecordedPolicy, Recording, read};
-pub use recorder::{Asking, Recorder};
+pub use recorder::{Asking, Recorder, Share};

@@ -101,7 +101,7 @@ fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
     Ok(terms)
 }
 
-fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
+pub(super) fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
     text.parse().map_err(|_| Problem::invalid(name, format!("`{text}` is not such a number")))
 }
 
@@ -118,7 +118,7 @@ pub async fn abort(admin: &Admin, principal: &Principal, name: &str) -> Result<R
 }
 
 /// The component in the body of a request, whose client may still push it.
-async fn component(
+pub(super) async fn component(
     admin: &Admin,
     principal: &Principal,
     name: &str,
@@ -174,7 +174,7 @@ impl Admin {
         }
     }
 
-    fn refused(&self, principal: &Principal, name: &str, error: PushError) -> Problem {
+    pub(super) fn refused(&self, principal: &Principal, name: &str, error: PushError) -> Problem {
         match error {
             PushError::Refused(why) => Problem::new(POLICY_REFUSED, why).with("policy", name),
             PushError::Busy(why) => {

@@ -103,6 +103,15 @@ pub fn exact_ms(text: &str) -> Result<f64, String> {
     if ms.round() > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms) }
 }
 
+/// Parses a share of something, such as `5%` or `0.5`, into percent.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse();
+    percent
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        .ok_or("must be over 0% and at most 100%".to_owned())
+}
+
 /// Parses `exclusive`, `shared` or `permits=N`.
 pub fn mode(text: &str) -> Result<Mode, String> {
     match text {
@@ -155,6 +164,12 @@ mod tests {
         assert!(!owner.contains("pay-42"), "{owner}");
         assert_eq!(owner, default_owner(Some("pay-42")));
         assert_ne!(owner, default_owner(Some("pay-43")));
+    }
+
+    #[test]
+    fn shares_are_in_percent() {
+        assert_eq!((percent("5%"), percent("0.5")), (Ok(5.0), Ok(0.5)));
+        assert!(percent("0%").is_err() && percent("101%").is_err() && percent("x").is_err());
     }
 
     #[test]

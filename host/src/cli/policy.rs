@@ -19,6 +19,7 @@ mod diff;
 mod replay;
 mod routed;
 mod scenario;
+mod shadow;
 mod tools;
 mod trial;
 
@@ -111,6 +112,17 @@ pub enum PolicyCommand {
         #[arg(value_name = "FILE")]
         source: String,
     },
+    /// Ask a component what the live one is asked, and compare
+    ///
+    /// The proxy asks the component after its clients have their answers, with the same requests, queues and leases. The
+    /// component decides nothing. Says which resources would no longer exclude each other, which plans and decisions differ,
+    /// and which calls fail. Only the requests at this proxy are seen. Waits for the end of the shadow; Ctrl-C ends it. Exits
+    /// with 7 if the component does what --fail-on names.
+    ///
+    /// Example: lockkeeper policy shadow default fair.wasm --share 10% --for 10m --fail-on lost-exclusion,fault
+    ///
+    /// Example: lockkeeper policy shadow default
+    Shadow(Box<shadow::ShadowArgs>),
     /// Let a component decide for a share of the keys, and watch it
     ///
     /// All requests go on taking the keys that the live component names, so nothing loses its exclusion. For a share of the
@@ -195,6 +207,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let answer = canary::run(&args, options).await?;
             report(options, &answer, &outcome(&args.name, &answer));
         }
+        PolicyCommand::Shadow(args) => shadow::run(&args, options).await?,
         PolicyCommand::Promote { name } => post(&name, "promote", options).await?,
         PolicyCommand::Abort { name } => post(&name, "abort", options).await?,
         PolicyCommand::List => {

@@ -1,9 +1,10 @@
 //! `[policies.NAME]`: the policies, their components and their settings.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::fault::{Location, suggestion};
-use super::reader::Section;
+use super::reader::{Section, defaults};
 use super::values::{self, NAME_RULE, is_plain_name};
 
 /// The name that no policy has: a guarded route with it takes no lock.
@@ -19,6 +20,38 @@ pub struct PolicyConfig {
     pub source: PolicySource,
     /// The policy's settings table, which the component checks.
     pub settings: serde_json::Map<String, serde_json::Value>,
+    /// When a version goes back by itself.
+    pub guard: PushGuard,
+}
+
+/// When a version that has gone live goes back to the version before by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PushGuard {
+    /// How long the version is watched. Zero: not at all.
+    pub watch: Duration,
+    /// The most plans that may fail, unless as large a share failed before.
+    pub failed: u64,
+    /// By how many percentage points the share of refused requests may exceed that of the version before.
+    pub refused_points: f64,
+}
+
+impl PushGuard {
+    /// Reads `[policies.NAME.guard]`.
+    fn read(section: &Section<'_>) -> PushGuard {
+        let guard = PushGuard {
+            watch: section.seconds("watch_s", 0..=86_400, 300),
+            failed: section.integer("failed", 0..=1_000_000, 10),
+            refused_points: f64::from(section.integer("refused_points", 0..=100, 100_u32)),
+        };
+        section.finish();
+        guard
+    }
+}
+
+impl Default for PushGuard {
+    fn default() -> PushGuard {
+        defaults(PushGuard::read)
+    }
 }
 
 /// The source of a policy's component.
@@ -43,17 +76,20 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
         }
         let source = section.required("path", source);
         let settings = section.free("settings");
+        let guard = PushGuard::read(&section.section("guard"));
         section.finish();
         // If the source is invalid, the name still counts, because routes may use it.
         policies.push(PolicyConfig {
             name: name.to_owned(),
             source: source.unwrap_or_else(builtin),
             settings,
+            guard,
         });
     }
     if !policies.iter().any(|policy| policy.name == "default") {
         let settings = serde_json::Map::new();
-        policies.push(PolicyConfig { name: "default".into(), source: builtin(), settings });
+        let guard = PushGuard::default();
+        policies.push(PolicyConfig { name: "default".into(), source: builtin(), settings, guard });
     }
     policies.sort_by(|a, b| a.name.cmp(&b.name));
     policies

@@ -185,6 +185,7 @@ impl Fleet {
                 self.0.registry.call_off(name.to_owned(), record.seq, why.clone()).await.unwrap_or(false);
             if ended {
                 self.0.metrics.fleet.change("canary_rolled_back");
+                self.by_itself("policy.rollback", name, &why);
                 self.0.view.send_modify(|view| machine::called_off(view, name, record.seq, &why));
             }
             return ended;
@@ -204,7 +205,7 @@ impl Fleet {
             }
             None => {
                 tracing::info!(policy = &**canary.generation.id(), "a canary goes live");
-                registry.propose(name.to_owned(), seq, component_of(&canary.generation)).await
+                registry.propose(name.to_owned(), seq, component_of(&canary.generation), None).await
             }
         };
         next.unwrap_or(false)

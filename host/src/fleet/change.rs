@@ -131,7 +131,7 @@ impl Fleet {
     }
 
     /// The record of a policy, read from now on.
-    pub(super) async fn fresh_record(&self, name: &str) -> Option<PolicyRecord> {
+    pub(crate) async fn fresh_record(&self, name: &str) -> Option<PolicyRecord> {
         let mut views = self.0.view.subscribe();
         self.0.fresh_view(&mut views).await;
         views.borrow_and_update().record(name).cloned()
@@ -146,11 +146,11 @@ impl Fleet {
     ) -> Result<Option<Changed>, ChangeError> {
         let component = component_of(generation);
         let version = component.version.clone();
-        if !self.0.registry.propose(name.to_owned(), seq, component).await? {
+        if !self.0.registry.propose(name.to_owned(), seq, component, None).await? {
             return Ok(None);
         }
         tracing::info!(policy = &**generation.id(), "a policy change on all proxies begins");
-        self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
+        self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone(), None));
         self.0.hurry.notify_one();
         self.outcome(name, seq + 1, &version).await.map(Some)
     }

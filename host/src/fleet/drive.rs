@@ -355,6 +355,7 @@ impl Fleet {
             }
             for record in view.records.iter().filter(|record| acks.get(&record.name) == Some(&record.seq)) {
                 moved |= self.watch_canary(&view, record).await;
+                moved |= self.watch_live(&view, record).await;
             }
             match moved {
                 true => self.0.hurry.notify_one(),
@@ -500,6 +501,9 @@ impl Fleet {
             };
             service.go_live(next).await?;
             self.0.metrics.fleet.change("live");
+            if let Some(why) = &record.note {
+                policies.note(&record.name, format!("a version was rolled back: {why}"));
+            }
         } else if record.candidate.is_none() && naming.candidate.is_some() {
             policies.name_with(&record.name, None);
             reached(Branch::CalledOff);

@@ -109,10 +109,10 @@ pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
     }
 }
 
-/// Updates the view after a change was proposed.
-pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion) {
+/// Updates the view after a change was proposed. `why`: why the proxies propose it by themselves.
+pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion, why: Option<String>) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
-        (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
+        (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), why);
         (record.canary, record.since) = (None, view.now);
     }
 }
@@ -132,7 +132,7 @@ pub fn settled(view: &mut View, name: &str, seq: u64) {
         && let Some(candidate) = record.candidate.take()
     {
         record.previous = Some(std::mem::replace(&mut record.live, candidate));
-        (record.seq, record.note, record.since) = (seq + 1, None, view.now);
+        (record.seq, record.since) = (seq + 1, view.now);
     }
 }
 

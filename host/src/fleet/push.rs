@@ -1,10 +1,12 @@
 //! Pushes of policies by operators and by files that change: the check on this proxy, then the change on all proxies.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::Fleet;
 use super::change::{ChangeError, Changed};
-use crate::policy::{Digest, PolicyStatus, Prepared, Rejection};
+use crate::policy::{Digest, Generation, Policies, PolicyStatus, Prepared, Rejection};
 
 /// The result of a push or rollback that was accepted.
 #[derive(Clone, Debug)]
@@ -125,10 +127,32 @@ impl Fleet {
         }
     }
 
+    /// Loads a component to be asked beside the live generation, which is returned too.
+    ///
+    /// # Errors
+    /// [`PushError`]: why the component is refused.
+    pub async fn load_beside(
+        &self,
+        name: &str,
+        component: Bytes,
+    ) -> Result<(Arc<Generation>, Generation), PushError> {
+        let policy = name.to_owned();
+        self.checked(name, move |policies| policies.load_beside(&policy, &component)).await
+    }
+
     /// Checks a component that is to replace the live one, with the policy's current settings.
     pub(super) async fn check(&self, name: &str, component: Bytes) -> Result<Prepared, PushError> {
-        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
-        let checks = move || policies.prepare(&policy, &component, None);
+        let policy = name.to_owned();
+        self.checked(name, move |policies| policies.prepare(&policy, &component, None)).await
+    }
+
+    async fn checked<T: Send + 'static>(
+        &self,
+        name: &str,
+        check: impl FnOnce(&Policies) -> Result<T, Rejection> + Send + 'static,
+    ) -> Result<T, PushError> {
+        let policies = self.0.policies.clone();
+        let checks = move || check(&policies);
         let checked = tokio::task::spawn_blocking(checks).await;
         let checked =
             checked.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;

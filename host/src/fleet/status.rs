@@ -77,9 +77,9 @@ pub struct PolicyRecord {
     pub held_up: Option<String>,
     /// When `seq` was reached, in microseconds since 1970 by the store's clock.
     pub since_us: u64,
-    /// Why the last change was called off.
+    /// Why the last change was called off, or why the proxies made it by themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub called_off: Option<String>,
+    pub note: Option<String>,
 }
 
 impl Fleet {
@@ -166,6 +166,6 @@ fn policy_record(view: &View, record: &Recorded) -> PolicyRecord {
         waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
         held_up: None,
         since_us: record.since.0,
-        called_off: record.note.clone(),
+        note: record.note.clone(),
     }
 }

@@ -126,8 +126,19 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.write_canary_terms(&name, seq, &terms))
     }
 
-    fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>> {
-        on_link!(self, work, WORK_LIMIT, |link, _context| link.propose(&name, seq, &candidate))
+    fn propose(
+        &self,
+        name: String,
+        seq: u64,
+        candidate: Component,
+        why: Option<String>,
+    ) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.propose(
+            &name,
+            seq,
+            &candidate,
+            why.as_deref()
+        ))
     }
 
     fn settle(&self, name: String, seq: u64, me: Pulse) -> StoreFuture<Result<bool, StoreError>> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
@@ -11,7 +12,9 @@ use super::check::{self, Checked};
 use super::hooks::naming::PlanCache;
 use super::hooks::reads::Reads;
 use super::module::Module;
-use super::{Digest, Fault, FaultKind, Hook};
+use super::observer::Observer;
+use super::push_guard::{Answered, Answers};
+use super::{Digest, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest};
 use crate::clock;
 use crate::config::Limits;
 use crate::mutex::Mutex;
@@ -42,6 +45,8 @@ pub struct Generation {
     /// The times of the calls, at the indexes of their hooks.
     calls: [CallTimes; Hook::ALL.len()],
     health: Health,
+    pub(super) observer: ArcSwapOption<Box<dyn Observer>>,
+    answers: Answers,
 }
 
 impl Generation {
@@ -69,6 +74,8 @@ impl Generation {
             cached: metrics.policies.cached(name),
             calls: Hook::ALL.map(|hook| metrics.policies.calls(name, hook.as_str())),
             metrics,
+            observer: ArcSwapOption::empty(),
+            answers: Answers::default(),
         }
     }
 
@@ -130,6 +137,17 @@ impl Generation {
     /// The last fault.
     pub fn last_fault(&self) -> Option<Fault> {
         self.health.last.lock().clone()
+    }
+
+    /// A client's request has this answer, which is counted, and told to the observer.
+    pub fn answered(&self, request: &PlanRequest, answer: &Result<Plan, PlanError>) {
+        self.answers.count(answer);
+        self.observed_plan(request, answer);
+    }
+
+    /// How the requests of clients were answered so far.
+    pub(super) fn answers(&self) -> Answered {
+        self.answers.now()
     }
 
     /// Counts a plan from the cache. It is an answer like that of a call: faults before it are not in a row with later ones.

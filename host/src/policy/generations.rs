@@ -9,9 +9,11 @@ use serde_json::{Map, Value};
 
 use super::canary::{Canary, CanaryTerms};
 use super::check::{self, Checked};
+use super::push_guard::Answered;
 use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin};
 use crate::clock;
-use crate::config::{Limits, PolicyConfig, PolicySource};
+use crate::config::{Limits, PolicyConfig, PolicySource, PushGuard};
+use crate::lock::Instant;
 use crate::mutex::Mutex;
 use crate::telemetry::Metrics;
 
@@ -33,6 +35,7 @@ struct Inner {
 struct Policy {
     active: ArcSwap<ActivePolicy>,
     next_number: AtomicU64,
+    guard: PushGuard,
     history: Mutex<History>,
 }
 
@@ -58,6 +61,8 @@ impl ActivePolicy {
 struct History {
     since_us: u64,
     last_error: Option<String>,
+    /// When the live version replaced another one, and what that one had answered. `None` once it is not watched.
+    replaced: Option<(Instant, Answered)>,
 }
 
 /// A generation that passed every check but is not live yet.
@@ -101,7 +106,7 @@ impl Policies {
                     let (limits, metrics) = (limits.clone(), metrics.clone());
                     let first =
                         Generation::new(&config.name, 1, config.settings.clone(), checked, limits, metrics);
-                    policies.insert(config.name.clone(), Policy::new(first));
+                    policies.insert(config.name.clone(), Policy::new(first, config.guard));
                 }
                 Err(rejection) => rejections.push((config.name.clone(), rejection)),
             }
@@ -161,6 +166,22 @@ impl Policies {
         Ok(Prepared::Changed(Arc::new(next)))
     }
 
+    /// Loads a component to be asked beside the live generation of `name`, which is returned too. Both have the same settings.
+    /// The faults of the component do not count for the policy. Changes nothing. Blocks while the component is compiled.
+    ///
+    /// # Errors
+    /// The reason for the refusal.
+    pub fn load_beside(
+        &self,
+        name: &str,
+        component: &[u8],
+    ) -> Result<(Arc<Generation>, Generation), Rejection> {
+        let live = self.policy(name)?.live();
+        let inner = &self.0;
+        let beside = check::load_file(name, component, live.settings(), &inner.engine, &inner.limits)?;
+        Ok((live, beside))
+    }
+
     /// Makes a prepared generation live.
     ///
     /// # Panics
@@ -173,7 +194,9 @@ impl Policies {
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
         let next = ActivePolicy { live: Arc::clone(&generation), candidate: None, canary: None };
-        policy.live().retire();
+        let before = policy.live();
+        before.retire();
+        history.replaced = Some((clock::now(), before.answers()));
         policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);
@@ -203,6 +226,25 @@ impl Policies {
         ended.filter(|ended| goes_on != Some(ended.number())).into_iter().for_each(|ended| ended.retire());
     }
 
+    /// How the live version has exceeded its guard, if it has and is still watched. `known_us`: how long it has been live on
+    /// all proxies.
+    pub fn exceeded(&self, name: &str, known_us: u64) -> Option<String> {
+        let policy = self.0.policies.get(name)?;
+        let (since, before) = policy.history.lock().replaced?;
+        let watch_us = u64::try_from(policy.guard.watch.as_micros()).unwrap_or(u64::MAX);
+        if known_us.max(clock::now().us_since(since)) >= watch_us {
+            return None;
+        }
+        policy.live().answers().exceeds(&before, &policy.guard)
+    }
+
+    /// The live version is not watched any more.
+    pub fn end_watch(&self, name: &str) {
+        if let Some(policy) = self.0.policies.get(name) {
+            policy.history.lock().replaced = None;
+        }
+    }
+
     /// Records a message about a policy for operators, as its last error.
     pub fn note(&self, name: &str, what: String) {
         if let Some(policy) = self.0.policies.get(name) {
@@ -230,8 +272,9 @@ impl Policies {
 }
 
 impl Policy {
-    fn new(first: Generation) -> Policy {
+    fn new(first: Generation, guard: PushGuard) -> Policy {
         Policy {
+            guard,
             next_number: AtomicU64::new(first.number() + 1),
             active: ArcSwap::from_pointee(ActivePolicy {
                 live: Arc::new(first),

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource};
+use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource, PushGuard};
 use crate::lock::record::HttpView;
 use crate::lock::{Key, Mode, Primitive};
 use crate::telemetry::Metrics;
@@ -40,7 +40,12 @@ fn table(settings: Value) -> Map<String, Value> {
 }
 
 fn builtin_config(name: &str, source: &str) -> PolicyConfig {
-    PolicyConfig { name: name.into(), source: PolicySource::Builtin(source.into()), settings: Map::new() }
+    PolicyConfig {
+        name: name.into(),
+        source: PolicySource::Builtin(source.into()),
+        settings: Map::new(),
+        guard: PushGuard::default(),
+    }
 }
 
 /// The default policy, live under the name `default`.

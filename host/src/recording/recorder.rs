@@ -25,8 +25,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub struct Recorder(Option<Arc<Inner>>);
 
 struct Inner {
-    /// A key is recorded if its hash is below this.
-    below: u64,
+    /// The keys that are recorded.
+    share: Share,
     entries: SyncSender<Entry>,
     shared: Arc<Counts>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -48,10 +48,9 @@ impl Recorder {
         let (entries, received): (_, Receiver<Entry>) = sync_channel(WAITING);
         let shared = Arc::new(Counts::default());
         let writer = writer::start(dir, config, limits, received, shared.clone(), metrics)?;
-        // The share of all 64-bit numbers.
-        let below = (config.share * u64::MAX as f64) as u64;
+        let share = Share::of(config.share);
         let writer = Mutex::new(Some(writer));
-        Ok(Recorder(Some(Arc::new(Inner { below, entries, shared, writer, metrics: metrics.clone() }))))
+        Ok(Recorder(Some(Arc::new(Inner { share, entries, shared, writer, metrics: metrics.clone() }))))
     }
 
     /// Writes what is left, and ends the recording, unless the disk does not answer.
@@ -99,7 +98,7 @@ impl Drop for Inner {
 
 impl Inner {
     fn is_sampled(&self, text: &str) -> bool {
-        hash(text) <= self.below
+        self.share.has(text)
     }
 
     fn tell(&self, entry: Entry) {
@@ -107,6 +106,26 @@ impl Inner {
             self.shared.dropped.fetch_add(1, Relaxed);
             self.metrics.recording.dropped(1);
         }
+    }
+}
+
+/// A share of all names. Names are in the same share on all proxies.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Names whose hash is at most this.
+    most: u64,
+}
+
+impl Share {
+    /// A share, from 0 to 1.
+    pub fn of(share: f64) -> Share {
+        // A part of all 64-bit numbers.
+        Share { most: (share * u64::MAX as f64) as u64 }
+    }
+
+    /// Whether it has this name.
+    pub fn has(self, name: &str) -> bool {
+        hash(name) <= self.most
     }
 }
 
@@ -186,9 +205,11 @@ mod tests {
 
     #[test]
     fn a_share_of_the_keys_is_sampled() {
-        let below = (0.1 * u64::MAX as f64) as u64;
-        let sampled = (0..10_000).filter(|n| hash(&format!("orders/{n}")) <= below).count();
-        assert!((800..1_200).contains(&sampled), "{sampled}");
-        assert_eq!((1.0 * u64::MAX as f64) as u64, u64::MAX);
+        let sampled = |share| {
+            let share = Share::of(share);
+            (0..10_000).filter(|n| share.has(&format!("orders/{n}"))).count()
+        };
+        assert!((800..1_200).contains(&sampled(0.1)), "{}", sampled(0.1));
+        assert_eq!(sampled(1.0), 10_000);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::exclusion::{Exclusion, Pair};
@@ -13,7 +13,7 @@ use super::plans::{Planned, Plans};
 const EXAMPLES: usize = 3;
 
 /// How the plans of two policies for the same requests differ.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PlanDiff {
     /// How many requests were planned.
     pub requests: usize,
@@ -40,7 +40,7 @@ pub struct PlanDiff {
 }
 
 /// Two requests, in words.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PairText {
     /// The requests.
     pub requests: [String; 2],
@@ -51,7 +51,7 @@ pub struct PairText {
 }
 
 /// A part of the plans that changes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PlanChange {
     /// The part of the plan.
     pub field: String,

@@ -107,7 +107,9 @@ pub(super) fn no_policy(policy: &str) -> AcquireError {
 
 /// The plan by one generation.
 pub(super) fn plan(generation: &Generation, policy: &str, asked: &PlanRequest) -> Result<Plan, AcquireError> {
-    generation.plan(asked).map_err(|error| match error {
+    let answer = generation.plan(asked);
+    generation.answered(asked, &answer);
+    answer.map_err(|error| match error {
         PlanError::Refused { reason } => AcquireError::Refused { reason },
         PlanError::Fault(fault) => AcquireError::PolicyFault {
             policy: policy.to_owned(),

@@ -22,6 +22,7 @@ use super::peers::{PeerClient, PeerNetwork};
 use super::principals::{GRACE, rules};
 use super::server::Server;
 use super::simulate;
+use crate::audit::Audit;
 use crate::auth::Auth;
 use crate::clock;
 use crate::config::{FleetConfig, HttpLimits, Limits, UpstreamLimits, naming};
@@ -303,6 +304,7 @@ impl World {
             naming: naming(&guards),
             config: FleetConfig::default(),
             metrics: metrics.clone(),
+            audit: Audit::off(),
             address,
             auth: auth.clone(),
             grace: GRACE,

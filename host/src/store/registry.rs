@@ -89,7 +89,7 @@ pub struct PolicyRecord {
     pub previous: Option<PolicyVersion>,
     /// When the record got its current `seq`.
     pub since: ServerTime,
-    /// Why the last change was cancelled, if it was.
+    /// Why the last change was cancelled, or why the proxies made it by themselves.
     pub note: Option<String>,
 }
 
@@ -328,8 +328,15 @@ pub trait Registry: Send + Sync + 'static {
     /// Changes the terms of a canary.
     fn canary_terms(&self, name: String, seq: u64, terms: String) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Begins a change of a policy, if no change is in progress. A canary ends with it.
-    fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>>;
+    /// Begins a change of a policy, if no change is in progress. A canary ends with it. `why`: why the proxies begin it by
+    /// themselves.
+    fn propose(
+        &self,
+        name: String,
+        seq: u64,
+        candidate: Component,
+        why: Option<String>,
+    ) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes the candidate live, if every member that may grant has acknowledged `seq`; this call acknowledges
     /// it for `me`. Later tokens are above all earlier ones, because the keys of a resource may get other names

@@ -37,7 +37,8 @@ impl Fleet {
         self.members.set(count(now));
     }
 
-    /// Counts a policy change that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
+    /// Counts a policy change that this proxy followed with its fleet. `outcome` is `live`, `called_off`, `canary`,
+    /// `canary_rolled_back` or `rolled_back`.
     pub fn change(&self, outcome: &'static str) {
         self.changes.get_or_create(&Outcome { outcome }).inc();
     }

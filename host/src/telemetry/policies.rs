@@ -25,6 +25,8 @@ pub struct Policies {
     cached: Family<Policy, Counter>,
     faults: Family<Failure, Counter>,
     loads: Family<Acquire, Counter>,
+    shadowed: Family<Shadowed, Counter>,
+    not_shadowed: Family<Policy, Counter>,
     compilations: Family<Outcome, Counter>,
     compile_times: Histogram,
 }
@@ -76,6 +78,13 @@ struct Acquire {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Shadowed {
+    policy: String,
+    hook: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Call {
     policy: String,
     hook: &'static str,
@@ -121,6 +130,18 @@ impl Policies {
             ),
             faults: register(registry, "policy_faults", "Policy calls that failed", Family::default()),
             loads: register(registry, "policy_loads", "Policies made live or refused", Family::default()),
+            shadowed: register(
+                registry,
+                "shadow_calls",
+                "Calls of the live version that a shadow compared, by result",
+                Family::default(),
+            ),
+            not_shadowed: register(
+                registry,
+                "shadow_dropped",
+                "Calls of the live version that a shadow had no time for",
+                Family::default(),
+            ),
             compilations: register(
                 registry,
                 "policy_compilations",
@@ -169,6 +190,17 @@ impl Policies {
     /// Counts a load or push that went live (`live`) or was refused (`refused`).
     pub fn load(&self, policy: &str, outcome: &'static str) {
         self.loads.get_or_create(&Acquire { policy: self.label(policy), outcome }).inc();
+    }
+
+    /// Counts a call that a shadow compared, by its result.
+    pub fn shadowed(&self, policy: &str, hook: &'static str, result: &'static str) {
+        let policy = self.label(policy);
+        self.shadowed.get_or_create(&Shadowed { policy, hook, result }).inc();
+    }
+
+    /// Counts a call that a shadow had no time for.
+    pub fn not_shadowed(&self, policy: &str) {
+        self.not_shadowed.get_or_create(&Policy { policy: self.label(policy) }).inc();
     }
 
     /// Counts a compilation in a process of its own. `outcome` is `compiled` or the slug of the rejection.
@@ -239,6 +271,8 @@ mod tests {
         metrics.policies.calls("default", "choose").took(Duration::from_micros(9));
         metrics.policies.cached("default").count();
         metrics.policies.load("default", "live");
+        metrics.policies.shadowed("default", "plan", "different");
+        metrics.policies.not_shadowed("default");
         metrics.policies.compilation("compile_time");
         metrics.policies.compiled_in(Duration::from_millis(3));
         let lines = [
@@ -250,6 +284,8 @@ mod tests {
             "lockkeeper_policy_call_seconds_count{policy=\"default\",hook=\"choose\"} 1",
             "lockkeeper_policy_plans_cached_total{policy=\"default\"} 1",
             "lockkeeper_policy_loads_total{policy=\"default\",outcome=\"live\"} 1",
+            "lockkeeper_shadow_calls_total{policy=\"default\",hook=\"plan\",result=\"different\"} 1",
+            "lockkeeper_shadow_dropped_total{policy=\"default\"} 1",
             "lockkeeper_policy_compilations_total{outcome=\"compile_time\"} 1",
             "lockkeeper_policy_compile_seconds_count 1",
         ];

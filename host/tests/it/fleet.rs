@@ -18,8 +18,10 @@ mod load;
 mod members;
 mod notifications;
 mod pending;
+mod relapse;
 mod renaming;
 mod sessions;
+mod shadow;
 mod writes;
 
 /// The heartbeat interval. A silent proxy counts as gone after fifteen heartbeats.

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder};
 
-mod command_line;
+pub(crate) mod command_line;
 mod compiling;
 mod faults;
 mod naming;

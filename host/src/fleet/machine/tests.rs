@@ -237,7 +237,7 @@ fn a_store_that_lost_a_record_is_noticed() {
 #[test]
 fn a_proxy_sees_its_own_steps_before_it_reads_the_store_again() {
     let mut seen = view(vec![member(1, Some(3))], record(3, "x", None));
-    proposed(&mut seen, "p", 3, version("y"));
+    proposed(&mut seen, "p", 3, version("y"), None);
     assert_eq!((seen.records[0].seq, &seen.records[0].candidate), (4, &Some(version("y"))));
     acknowledged(&mut seen, 1, &acks(4));
     assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [FleetAction::Settle { name: "p".to_owned(), seq: 4 }]);

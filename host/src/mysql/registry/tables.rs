@@ -268,9 +268,11 @@ impl Link {
         name: &str,
         seq: u64,
         candidate: &Component,
+        why: Option<&str>,
     ) -> Result<bool, Fault> {
+        let why = why.map_or("NULL".to_owned(), hexed);
         let head = format!(
-            "UPDATE {POLICIES} SET seq=seq+1,phase='both',since_us={NOW_US},note=NULL,candidate_digest={},\
+            "UPDATE {POLICIES} SET seq=seq+1,phase='both',since_us={NOW_US},note={why},candidate_digest={},\
              candidate_settings={},candidate=",
             hexed(&candidate.version.digest),
             hexed(&candidate.version.settings)
@@ -327,7 +329,7 @@ impl Link {
         let condition = pending(name, seq);
         // The floor is raised last, because the writes of all proxies read it.
         let sql = format!(
-            "{};UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note=NULL,live=candidate,\
+            "{};UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},live=candidate,\
              live_digest=candidate_digest,live_settings=candidate_settings,{NO_CANDIDATE} WHERE {condition};{};COMMIT",
             keep_live("candidate_digest", &condition),
             sql::raise_above_all(),

@@ -9,7 +9,7 @@ use crate::lock::table::{self, Next};
 use crate::policy::bindings::{self, backoff as wit};
 use crate::policy::check::Trial;
 use crate::policy::module::Module;
-use crate::policy::{Fault, Generation, Rejection};
+use crate::policy::{Fault, Generation, Observed, Rejection};
 
 const MIN_POLL_MS: u32 = 5;
 const MAX_POLL_MS: u32 = 60_000;
@@ -62,9 +62,14 @@ pub enum Backoff {
 impl Generation {
     /// Decides how a request waits for a key that another client holds.
     pub fn backoff(&self, contention: &Contention) -> Option<Result<Backoff, Fault>> {
-        self.ask_optional(Hook::Backoff, || {
+        let answer = self.ask_optional(Hook::Backoff, || {
             ask(&self.module, &self.settings, &contention.to_wit()).map(clamp)
-        })
+        });
+        self.observed(contention.key.as_str(), answer.as_ref(), |answer| Observed::Backoff {
+            contention: contention.clone(),
+            answer,
+        });
+        answer
     }
 }
 

@@ -9,7 +9,7 @@ use crate::policy::bindings::{self, fairness as wit};
 use crate::policy::check::Trial;
 use crate::policy::generation::invalid_answer;
 use crate::policy::module::Module;
-use crate::policy::{Fault, Generation, Rejection};
+use crate::policy::{Fault, Generation, Observed, Rejection};
 
 pub(super) const HOOK: Definition =
     Definition { hook: Hook::Choose, name: "choose", interface: "fairness", function: "choose", try_out };
@@ -67,13 +67,18 @@ impl From<GroupShare> for GroupView {
 impl Generation {
     /// Chooses the next waiter of the queue: a valid index.
     pub fn choose(&self, queue: &QueueView) -> Option<Result<usize, Fault>> {
-        self.ask_optional(Hook::Choose, || {
+        let answer = self.ask_optional(Hook::Choose, || {
             let index = ask(&self.module, &self.settings, &queue.to_wit())? as usize;
             match queue.waiters.len() {
                 len if index < len => Ok(index),
                 len => Err(invalid_answer(Hook::Choose, format!("chose waiter {index} of {len}"))),
             }
-        })
+        });
+        self.observed(queue.key.as_str(), answer.as_ref(), |answer| Observed::Choose {
+            queue: queue.clone(),
+            answer,
+        });
+        answer
     }
 }
 

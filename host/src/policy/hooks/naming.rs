@@ -5,6 +5,7 @@ mod clamp;
 mod json;
 mod request;
 
+use std::borrow::Cow;
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -145,6 +146,11 @@ impl Generation {
             plans.insert(request.into_owned(), &answer);
         }
         answer.map_err(refused)
+    }
+
+    /// The request without the parts that do not matter for its plan, if the policy lists what it reads.
+    pub fn as_read<'a>(&self, request: &'a PlanRequest) -> Cow<'a, PlanRequest> {
+        self.reads.only(request)
     }
 
     /// Plans a request whose lock is already held. This works even while the hook is suspended, because the answer

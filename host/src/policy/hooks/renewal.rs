@@ -8,7 +8,7 @@ use crate::lock::Key;
 use crate::policy::bindings::{self, renewal as wit};
 use crate::policy::check::Trial;
 use crate::policy::module::Module;
-use crate::policy::{Fault, Generation, Rejection};
+use crate::policy::{Fault, Generation, Observed, Rejection};
 
 pub(super) const HOOK: Definition =
     Definition { hook: Hook::Renewal, name: "renewal", interface: "renewal", function: "due", try_out };
@@ -51,10 +51,15 @@ pub enum Renewal {
 impl Generation {
     /// Decides whether a lease is extended.
     pub fn renewal(&self, expiring: &Expiring) -> Option<Result<Renewal, Fault>> {
-        self.ask_optional(Hook::Renewal, || {
+        let answer = self.ask_optional(Hook::Renewal, || {
             let decision = ask(&self.module, &self.settings, &expiring.to_wit())?;
             Ok(clamp(decision, expiring, &self.limits))
-        })
+        });
+        self.observed(expiring.key.as_str(), answer.as_ref(), |answer| Observed::Renewal {
+            expiring: expiring.clone(),
+            answer,
+        });
+        answer
     }
 }
 

@@ -7,7 +7,7 @@ use crate::policy::bindings::{response as wit, types};
 use crate::policy::check::Trial;
 use crate::policy::generation::invalid_answer;
 use crate::policy::module::Module;
-use crate::policy::{Fault, Generation, Rejection};
+use crate::policy::{Fault, Generation, Observed, Rejection};
 
 const MAX_RETRY_AFTER_MS: u32 = 3_600_000;
 const MAX_HEADERS: usize = 16;
@@ -68,11 +68,17 @@ impl Generation {
         request: &PlanRequest,
         contention: &ResponseContention,
     ) -> Option<Result<RefusalResponse, Fault>> {
-        self.ask_optional(Hook::Response, || {
+        let answer = self.ask_optional(Hook::Response, || {
             let (request, contention) = (request.to_wit(), contention.to_wit());
             let answer = ask(&self.module, &self.settings, &request, &contention)?;
             checked(answer).map_err(|detail| invalid_answer(Hook::Response, detail))
-        })
+        });
+        self.observed(contention.key.as_str(), answer.as_ref(), |answer| Observed::Response {
+            request: request.clone(),
+            contention: contention.clone(),
+            answer,
+        });
+        answer
     }
 }
 

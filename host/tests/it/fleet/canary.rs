@@ -112,7 +112,7 @@ on_both! {
         }
         until_phase(one, "settled").await;
         let record = record(one).await;
-        let why = record["called_off"].as_str().unwrap();
+        let why = record["note"].as_str().unwrap();
         assert!(why.contains("it failed 4 times, and 3 are allowed") && why.contains("panicked"), "{why}");
         let listed = status(other, "default").await;
         assert!(listed["last_error"].as_str().unwrap().contains("a canary was rolled back"), "{listed}");
@@ -135,7 +135,7 @@ on_both! {
             }
         }
         until_phase(proxy, "settled").await;
-        let why = record(proxy).await["called_off"].as_str().unwrap().to_owned();
+        let why = record(proxy).await["note"].as_str().unwrap().to_owned();
         assert!(why.contains("it refuses 2") && why.contains("and 10 % are allowed"), "{why}");
         assert_eq!(cycle(&client, "refuse").await.0, ["refuse"]);
     }

@@ -161,7 +161,7 @@ on_both! {
             .await;
             eventually("it says who refused", async || {
                 let shown = status(proxy, "default").await;
-                shown["fleet"]["called_off"].as_str().is_some_and(|why| why.contains(&id))
+                shown["fleet"]["note"].as_str().is_some_and(|why| why.contains(&id))
             })
             .await;
         }

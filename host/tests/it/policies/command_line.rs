@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::*;
 
 /// The command, as a client of a proxy.
-pub(super) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
+pub(crate) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
     command.args(args).stdin(Stdio::null());
     command.env("LOCKKEEPER_SERVER", format!("http://{}", proxy.api_address()));
@@ -18,7 +18,7 @@ pub(super) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
 }
 
 /// Runs a command to its end, outside the test's own thread.
-pub(super) async fn ended(mut command: Command) -> Output {
+pub(crate) async fn ended(mut command: Command) -> Output {
     let run = tokio::task::spawn_blocking(move || command.output());
     run.await.expect("no panic").expect("the command starts")
 }
@@ -32,7 +32,7 @@ async fn printed(command: Command) -> String {
 }
 
 /// Output as text.
-pub(super) fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

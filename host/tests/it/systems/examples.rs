@@ -8,8 +8,16 @@ use std::sync::LazyLock;
 use super::*;
 use crate::harness::Kind;
 
-const NAMES: [&str; 7] =
-    ["cache", "configuration", "duplicate-submit", "paused-holder", "scheduled-task", "stock", "web-shop"];
+const NAMES: [&str; 8] = [
+    "cache",
+    "configuration",
+    "duplicate-submit",
+    "paused-holder",
+    "policy-rollout",
+    "scheduled-task",
+    "stock",
+    "web-shop",
+];
 
 /// The folder of the built programs.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -45,8 +53,8 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     folder.to_owned()
 });
 
-/// The numbers of an example, which must show its fault without the proxy and be free of it with the proxy.
-async fn played(name: &str, kind: Kind, args: [&str; 2]) -> (Value, Value) {
+/// What an example has printed, and the JSON in its last line.
+async fn printed(name: &str, kind: Kind, args: [&str; 2]) -> (String, Value) {
     let (program, args) = (format!("example-{name}"), args.map(str::to_owned));
     let run = tokio::task::spawn_blocking(move || {
         let mut example = Command::new(BUILT.join(program));
@@ -56,10 +64,16 @@ async fn played(name: &str, kind: Kind, args: [&str; 2]) -> (Value, Value) {
     let output = run.await.unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
-    let mut report: Value = serde_json::from_str(out.lines().last().unwrap()).expect(&out);
-    assert_eq!((&report["shown"], &report["cured"]), (&json!(true), &json!(true)), "{out}");
+    let report: Value = serde_json::from_str(out.lines().last().unwrap()).expect(&out);
     let server = report["server"].as_str().unwrap().to_lowercase();
     assert!(server.starts_with(&format!("{kind:?} ").to_lowercase()), "{out}");
+    (out.into_owned(), report)
+}
+
+/// The numbers of an example, which must show its fault without the proxy and be free of it with the proxy.
+async fn played(name: &str, kind: Kind, args: [&str; 2]) -> (Value, Value) {
+    let (out, mut report) = printed(name, kind, args).await;
+    assert_eq!((&report["shown"], &report["cured"]), (&json!(true), &json!(true)), "{out}");
     for column in ["without", "with"] {
         let numbers = report[column].as_object().unwrap();
         assert!(numbers.keys().all(|row| out.contains(&format!("  {row} "))), "all are in the table: {out}");
@@ -117,6 +131,20 @@ on_both! {
         let rows = ["their writes refused", "later writes overwritten"];
         assert_eq!(rows.map(|row| number(&without, row)), [0, 3]);
         assert_eq!(rows.map(|row| number(&with, row)), [3, 0]);
+    }
+
+    async fn a_policy_is_replaced_step_by_step_and_flawed_candidates_are_stopped(kind: Kind) {
+        let (out, report) = printed("policy-rollout", kind, ["--url", &database(kind).await]).await;
+        let number = |row: &str| number(&report["numbers"], row);
+        // Each of the 100 printers was shared by two tenants.
+        assert_eq!(number("pairs that would lose their exclusion"), 100, "{out}");
+        assert_eq!(number("requests that got no lock"), 0, "{out}");
+        assert!(number("requests that a shadow compared") > 100, "{out}");
+        let [was, is] = ["replayed before", "replayed fair"].map(|side| number(&format!("p99 of small, {side}, ms")));
+        assert!(is < was, "{out}");
+        for step in ["stopped: 100 pairs", "the canary decides for 5.0 %", "rolled back by itself: proxy "] {
+            assert!(out.contains(step), "{step} is not in {out}");
+        }
     }
 
     async fn a_shop_without_locks_is_correct_behind_guarded_routes(kind: Kind) {

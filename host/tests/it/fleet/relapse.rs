@@ -1,0 +1,81 @@
+//! A version that exceeds its guard after it went live goes back by itself.
+
+use super::*;
+use crate::policies::BAD;
+
+async fn record(proxy: &Proxy) -> Value {
+    status(proxy, "default").await["fleet"].clone()
+}
+
+/// Asks for the resource, and releases the lease if there is one.
+async fn ask(client: &Client, resource: &str) -> u16 {
+    let answer = client.acquire(json!({"resource": resource})).await;
+    if answer.status == 200 {
+        assert_eq!(client.release(&answer.json).await.status, 200);
+    }
+    answer.status
+}
+
+on_both! {
+    async fn a_version_that_fails_goes_back_by_itself_on_all_proxies(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 1, default_policy()).await;
+        let log = fleet.dirs[0].path().join("audit.log");
+        fleet.add(default_policy(), &format!("[audit]\nfile = \"{}\"\n", log.display())).await;
+        fleet.until_members(2).await;
+        let [one, other] = [&fleet.proxies[0], &fleet.proxies[1]];
+        let before = status(one, "default").await["digest"].clone();
+        pushed(one, &BAD).await;
+        fleet.until_settled(&[0, 1], &record(one).await["digest"]).await;
+        let client = other.client();
+        assert_eq!(ask(&client, "good").await, 200);
+        for _ in 0..11 {
+            assert_eq!(ask(&client, "panic").await, 500);
+        }
+        fleet.until_settled(&[0, 1], &before).await;
+        assert_eq!(ask(&client, "panic").await, 200);
+        for proxy in [one, other] {
+            let listed = status(proxy, "default").await;
+            let why = listed["last_error"].as_str().unwrap();
+            assert!(why.starts_with("a version was rolled back") && why.contains("failed to plan 11 of 12"), "{listed}");
+            assert!(listed["fleet"]["note"].as_str().unwrap().contains("failed to plan"), "{listed}");
+        }
+        let metrics = other.admin().get("/metrics").await.text;
+        assert!(metrics.contains("lockkeeper_fleet_changes_total{outcome=\"rolled_back\"} 1"), "{metrics}");
+        let audit = std::fs::read_to_string(&log).unwrap();
+        let line: Value = serde_json::from_str(audit.lines().last().unwrap()).unwrap();
+        assert_eq!((&line["front"], &line["verb"], &line["on"]), (&json!("fleet"), &json!("policy.rollback"), &json!("default")));
+        // The version that came back is not watched: it cannot go back to the one that failed.
+        for _ in 0..20 {
+            ask(&client, "panic").await;
+        }
+        pause_ms(3 * BEAT_MS).await;
+        assert_eq!(record(one).await["digest"], before);
+    }
+
+    async fn a_version_goes_back_for_refusals_if_the_policy_says_so_and_not_after_its_time(kind: Kind) {
+        let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
+        fleet.add(default_policy(), "[policies.default.guard]\nrefused_points = 5\nwatch_s = 20\n").await;
+        let proxy = &fleet.proxies[0];
+        let client = proxy.client();
+        for n in 0..200 {
+            assert_eq!(ask(&client, &format!("r/{n}")).await, 200);
+        }
+        let before = record(proxy).await["digest"].clone();
+        pushed(proxy, &BAD).await;
+        for n in 0..210 {
+            ask(&client, if n % 4 == 0 { "refuse" } else { "good" }).await;
+        }
+        fleet.until_settled(&[0], &before).await;
+        let why = record(proxy).await["note"].as_str().unwrap().to_owned();
+        assert!(why.contains("it refuses 2") && why.contains("refused 0.0 %; 5 percentage points more"), "{why}");
+        // A version that is not watched any more stays, whatever it does.
+        pushed(proxy, &BAD).await;
+        let bad = record(proxy).await["digest"].clone();
+        pause_ms(20_500).await;
+        for _ in 0..12 {
+            assert_eq!(ask(&client, "panic").await, 500);
+        }
+        pause_ms(3 * BEAT_MS).await;
+        assert_eq!(record(proxy).await["digest"], bad);
+    }
+}
