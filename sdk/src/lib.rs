@@ -210,7 +210,8 @@ pub trait Policy {
         reads::Part::all()
     }
 
-    /// Chooses the next waiter: returns an index into `queue.waiters`, which is never empty.
+    /// Chooses the next waiter: returns an index into `queue.waiters`, which is never empty. If that waiter is a reader, the
+    /// proxy also grants the readers that come before the first other waiter in the queue.
     fn choose(_settings: &Self::Settings, queue: &fairness::Queue) -> u32 {
         builtin::choose(queue)
     }

@@ -150,7 +150,7 @@ impl Table {
             entry.is_some_and(|e| e.waiter.claim.keys.contains(key) && self.may_launch(*id, e, &freed))
         });
         match launchable {
-            Some(id) => items.push(BatchItem::Acquire { waiter: id }),
+            Some(id) => items.extend(self.with_readers(id, key, &freed)),
             None => items.extend(self.run(key, &freed)),
         }
         items.append(&mut looks);
@@ -160,6 +160,19 @@ impl Table {
             self.remove_if_idle(key);
             self.arm(key, now);
         }
+    }
+
+    /// The chosen waiter. If it is a reader, the readers at the head of the queue come with it: they take nothing from a waiter
+    /// that could have been chosen.
+    fn with_readers(&self, chosen: WaiterId, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {
+        let mut items = vec![BatchItem::Acquire { waiter: chosen }];
+        let mode = |id| self.waiters.get(&id).map(|entry| entry.waiter.claim.mode);
+        if mode(chosen) == Some(Mode::Shared) {
+            let is_reader = |id| id != chosen && mode(id) == Some(Mode::Shared);
+            let readers = self.run(key, freed).into_iter();
+            items.extend(readers.filter(|item| item.waiter().is_some_and(is_reader)));
+        }
+        items
     }
 
     pub(super) fn release(&mut self, id: ReleaseId, release: Release, now: Instant) {
