@@ -74,7 +74,7 @@ pub use listen::{ListenAddress, socket_path};
 pub use listeners::{ApiListener, ListenerConfig};
 pub use log::LogConfig;
 pub use naming::naming;
-pub use policies::{PolicyConfig, PolicySource, PushGuard};
+pub use policies::{PolicyConfig, PolicySigners, PolicySource, PushGuard, Signer};
 pub use process::{RuntimeConfig, ShutdownConfig};
 pub use quorum::{MemberConfig, QuorumConfig};
 pub use reader::Env;

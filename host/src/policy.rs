@@ -20,6 +20,7 @@ mod observer;
 mod push_guard;
 mod rejection;
 mod scaffold;
+mod signature;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub use module::Digest;
 pub use observer::{Observed, Observer};
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
+pub use signature::{AttachError, Signed, attach};
 
 use crate::config::{PolicyConfig, PolicySource};
 

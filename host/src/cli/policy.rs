@@ -55,6 +55,27 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "JSON", default_value = "{}")]
         settings: String,
     },
+    /// Attach a minisign signature to a component
+    ///
+    /// A policy with `signers` in config.toml loads only components that so many of them have signed as `approvals` says. A signer
+    /// signs the component for one policy, on any machine, with minisign:
+    ///
+    ///   minisign -S -t policy=default -m fair.wasm
+    ///
+    /// Several signers sign the component as it was built, before a signature is attached.
+    ///
+    /// Example: lockkeeper policy sign fair.wasm --signature fair.wasm.minisig
+    Sign {
+        /// The component, which is replaced by the signed one
+        #[arg(value_name = "FILE")]
+        component: PathBuf,
+        /// A signature file of minisign; several with commas
+        #[arg(long, value_name = "FILE", value_delimiter = ',', required = true)]
+        signature: Vec<PathBuf>,
+        /// Write the signed component here instead
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Show the plan that a component makes for a request
     ///
     /// Loads the component under the default limits of a proxy and asks it for a plan; no lock is taken. With
@@ -179,8 +200,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         PolicyCommand::Build { dir, output } => {
             let (component, default) = tools::build(&dir)?;
             let file = output.unwrap_or(default);
-            std::fs::write(&file, &component)
-                .map_err(|error| Failure::Other(format!("cannot write {}: {error}", file.display())))?;
+            write(&file, &component)?;
             let text = format!("built {} ({} bytes)", file.display(), component.len());
             report(options, &json!({"file": file, "bytes": component.len()}), &text);
         }
@@ -188,6 +208,16 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let (_, component) = tools::component(&source)?;
             let found = tools::check(&component, &trial::settings(&settings)?)?;
             report(options, &found, &found_fine(&source, &found));
+        }
+        PolicyCommand::Sign { component, signature, output } => {
+            let signed = tools::signed(&read(&component)?, &signature)?;
+            let file = output.unwrap_or(component);
+            write(&file, &signed.component)?;
+            let text = match signed.count {
+                1 => format!("{} has a signature now", file.display()),
+                count => format!("{} has {count} signatures now", file.display()),
+            };
+            report(options, &json!({"file": file, "signatures": signed.count}), &text);
         }
         PolicyCommand::Try(args) => trial::run(*args, options.json)?,
         PolicyCommand::Test(args) => scenario::run(&args, options.json)?,
@@ -326,6 +356,11 @@ fn report(options: &Options, as_json: &Value, text: &str) {
     } else {
         output::line(text);
     }
+}
+
+fn write(file: &Path, content: &[u8]) -> Result<(), Failure> {
+    std::fs::write(file, content)
+        .map_err(|error| Failure::Other(format!("cannot write {}: {error}", file.display())))
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failure> {

@@ -1,5 +1,6 @@
 //! `[policies.NAME]`: the policies, their components and their settings.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +23,55 @@ pub struct PolicyConfig {
     pub settings: serde_json::Map<String, serde_json::Value>,
     /// When a version goes back by itself.
     pub guard: PushGuard,
+    /// Who must have signed its components.
+    pub signers: PolicySigners,
+}
+
+/// Who must have signed the components of a policy. Without keys, anybody may write them.
+#[derive(Clone, Debug, Default)]
+pub struct PolicySigners {
+    /// The keys of the signers.
+    pub keys: Vec<Signer>,
+    /// How many of them must have signed.
+    pub approvals: usize,
+}
+
+/// A key that signs components.
+#[derive(Clone, Debug)]
+pub struct Signer {
+    /// A public key of minisign.
+    pub key: minisign_verify::PublicKey,
+}
+
+impl Signer {
+    /// The key with this text, which is the second line of a file of minisign.
+    ///
+    /// # Errors
+    /// The text is not a public key.
+    pub fn parse(text: &str) -> Result<Signer, String> {
+        let key = minisign_verify::PublicKey::from_base64(text).map_err(|_| {
+            format!("`{text}` is not a public key of minisign: it must be the second line of minisign.pub")
+        })?;
+        Ok(Signer { key })
+    }
+}
+
+impl PolicySigners {
+    fn read(section: &Section<'_>) -> PolicySigners {
+        let parse = |texts: &[&str]| {
+            if texts.iter().collect::<BTreeSet<_>>().len() < texts.len() {
+                return Err("a key is listed twice".to_owned());
+            }
+            texts.iter().map(|text| Signer::parse(text)).collect()
+        };
+        let keys: Vec<Signer> = section.texts("signers", parse).unwrap_or_default();
+        let approvals = section.integer("approvals", 1..=16, 1);
+        if section.holds("approvals") && approvals > keys.len() {
+            let what = format!("is {approvals}, and there are {} signers", keys.len());
+            section.complain("approvals", what);
+        }
+        PolicySigners { keys, approvals }
+    }
 }
 
 /// When a version that has gone live goes back to the version before by itself.
@@ -77,6 +127,7 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
         let source = section.required("path", source);
         let settings = section.free("settings");
         let guard = PushGuard::read(&section.section("guard"));
+        let signers = PolicySigners::read(&section);
         section.finish();
         // If the source is invalid, the name still counts, because routes may use it.
         policies.push(PolicyConfig {
@@ -84,12 +135,19 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
             source: source.unwrap_or_else(builtin),
             settings,
             guard,
+            signers,
         });
     }
     if !policies.iter().any(|policy| policy.name == "default") {
         let settings = serde_json::Map::new();
         let guard = PushGuard::default();
-        policies.push(PolicyConfig { name: "default".into(), source: builtin(), settings, guard });
+        policies.push(PolicyConfig {
+            name: "default".into(),
+            source: builtin(),
+            settings,
+            guard,
+            signers: PolicySigners::default(),
+        });
     }
     policies.sort_by(|a, b| a.name.cmp(&b.name));
     policies

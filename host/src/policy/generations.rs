@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use super::canary::{Canary, CanaryTerms};
 use super::check::{self, Checked};
 use super::push_guard::Answered;
-use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin};
+use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin, signature};
 use crate::clock;
-use crate::config::{Limits, PolicyConfig, PolicySource, PushGuard};
+use crate::config::{Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
 use crate::lock::Instant;
 use crate::mutex::Mutex;
 use crate::telemetry::Metrics;
@@ -36,6 +36,7 @@ struct Policy {
     active: ArcSwap<ActivePolicy>,
     next_number: AtomicU64,
     guard: PushGuard,
+    signers: PolicySigners,
     history: Mutex<History>,
 }
 
@@ -98,6 +99,7 @@ impl Policies {
         let mut rejections = Vec::new();
         for config in configs {
             let checked = read(&config.source, engine.limits().max_component_bytes).and_then(|component| {
+                signature::verify(&config.name, &component, &config.signers)?;
                 check::component_with_settings(engine, &component, &config.settings, limits)
             });
             match checked {
@@ -106,7 +108,7 @@ impl Policies {
                     let (limits, metrics) = (limits.clone(), metrics.clone());
                     let first =
                         Generation::new(&config.name, 1, config.settings.clone(), checked, limits, metrics);
-                    policies.insert(config.name.clone(), Policy::new(first, config.guard));
+                    policies.insert(config.name.clone(), Policy::new(first, config));
                 }
                 Err(rejection) => rejections.push((config.name.clone(), rejection)),
             }
@@ -150,6 +152,7 @@ impl Policies {
         settings: Option<Map<String, Value>>,
     ) -> Result<Prepared, Rejection> {
         let policy = self.policy(name)?;
+        signature::verify(name, component, &policy.signers)?;
         let live = policy.live();
         let settings = settings.unwrap_or_else(|| live.settings().clone());
         let inner = &self.0;
@@ -176,8 +179,9 @@ impl Policies {
         name: &str,
         component: &[u8],
     ) -> Result<(Arc<Generation>, Generation), Rejection> {
-        let live = self.policy(name)?.live();
-        let inner = &self.0;
+        let policy = self.policy(name)?;
+        signature::verify(name, component, &policy.signers)?;
+        let (live, inner) = (policy.live(), &self.0);
         let beside = check::load_file(name, component, live.settings(), &inner.engine, &inner.limits)?;
         Ok((live, beside))
     }
@@ -272,9 +276,10 @@ impl Policies {
 }
 
 impl Policy {
-    fn new(first: Generation, guard: PushGuard) -> Policy {
+    fn new(first: Generation, config: &PolicyConfig) -> Policy {
         Policy {
-            guard,
+            guard: config.guard,
+            signers: config.signers.clone(),
             next_number: AtomicU64::new(first.number() + 1),
             active: ArcSwap::from_pointee(ActivePolicy {
                 live: Arc::new(first),

@@ -153,6 +153,22 @@ pub enum Rejection {
         /// The number of memories.
         memories: usize,
     },
+    /// Too few of the policy's signers have signed the component for it.
+    #[error(
+        "{valid} of the signers of `{policy}` have signed the component for it, and {approvals} must (it has {signatures} \
+         signatures): sign it with `minisign -S -t policy={policy} -m FILE`, and attach the signature with `lockkeeper \
+         policy sign`"
+    )]
+    NotSigned {
+        /// The name of the policy.
+        policy: String,
+        /// How many signatures the component has.
+        signatures: usize,
+        /// How many signers of the policy have signed.
+        valid: usize,
+        /// How many must have.
+        approvals: usize,
+    },
     /// The policy refused its settings.
     #[error("the settings were refused: {message}; mend them in the policy's settings table")]
     Settings {
@@ -226,6 +242,7 @@ impl Rejection {
             Rejection::NoCompiler { .. } => "no_compiler",
             Rejection::Busy => "busy",
             Rejection::TooMuchMemory { .. } | Rejection::Memories { .. } => "too_much_memory",
+            Rejection::NotSigned { .. } => "not_signed",
             Rejection::Settings { .. } | Rejection::NoSettings => "settings",
             Rejection::Configure(_) => "configure",
             Rejection::Reads(_) | Rejection::Unlisted { .. } => "reads",

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource, PushGuard};
+use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
 use crate::lock::record::HttpView;
 use crate::lock::{Key, Mode, Primitive};
 use crate::telemetry::Metrics;
@@ -45,6 +45,7 @@ fn builtin_config(name: &str, source: &str) -> PolicyConfig {
         source: PolicySource::Builtin(source.into()),
         settings: Map::new(),
         guard: PushGuard::default(),
+        signers: PolicySigners::default(),
     }
 }
 

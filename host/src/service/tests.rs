@@ -6,7 +6,7 @@ use super::acquire::{acquire, enqueue};
 use super::planning::{Planned, plan};
 use super::*;
 use crate::clock;
-use crate::config::{EngineLimits, PolicyConfig, PolicySource, PushGuard};
+use crate::config::{EngineLimits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
 use crate::lock::record::{Claim, Op, Outcome, Tag};
 use crate::lock::table::Charge;
 use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
@@ -36,7 +36,13 @@ fn policies(limits: &Limits, settings: &[(&str, &str)]) -> Policies {
     let engine = Engine::new(&EngineLimits::default(), Compiler::InProcess).unwrap();
     let source = PolicySource::Builtin("default".into());
     let settings = settings.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
-    let configs = [PolicyConfig { name: "default".into(), source, settings, guard: PushGuard::default() }];
+    let configs = [PolicyConfig {
+        name: "default".into(),
+        source,
+        settings,
+        guard: PushGuard::default(),
+        signers: PolicySigners::default(),
+    }];
     Policies::load(&engine, &configs, limits, &Metrics::default()).unwrap()
 }
 

@@ -22,6 +22,7 @@ mod relapse;
 mod renaming;
 mod sessions;
 mod shadow;
+mod signing;
 mod writes;
 
 /// The heartbeat interval. A silent proxy counts as gone after fifteen heartbeats.

@@ -41,6 +41,26 @@ pub fn check(component: &[u8], settings: &Map<String, Value>) -> Result<Value, F
     serde_json::to_value(report).map_err(other)
 }
 
+/// A component with signatures.
+pub struct Signed {
+    pub component: Vec<u8>,
+    /// How many signatures it has.
+    pub count: usize,
+}
+
+/// Attaches the signatures in these files to a component.
+pub fn signed(component: &[u8], files: &[PathBuf]) -> Result<Signed, Failure> {
+    let mut component = component.to_vec();
+    for file in files {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Failure::Other(format!("cannot read {}: {error}", file.display())))?;
+        component = policy::attach(&component, &text)
+            .map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+    }
+    let count = policy::Signed::of(&component).signatures.len();
+    Ok(Signed { component, count })
+}
+
 /// What is asked of a component.
 pub struct Question {
     /// What the policy is called.

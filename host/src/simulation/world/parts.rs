@@ -8,7 +8,8 @@ use super::super::faults::{BACKOFF, ORDERED, Settings, polling};
 use super::super::options::{Options, POLICIES};
 use super::TIMEOUT_MS;
 use crate::config::{
-    EngineLimits, Limits, PolicyConfig, PolicySource, PushGuard, Route as PolicyRoute, StoreConfig, Wildcard,
+    EngineLimits, Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard, Route as PolicyRoute,
+    StoreConfig, Wildcard,
 };
 use crate::policy::{Compiler, Engine, Policies};
 use crate::telemetry::Metrics;
@@ -36,6 +37,7 @@ fn load(engine: &Engine, limits: &Limits, options: &Options, edited: &Edited) ->
         name: (*name).to_owned(),
         source: PolicySource::Builtin(if *name == BACKOFF { BACKOFF } else { "default" }.to_owned()),
         guard: PushGuard::default(),
+        signers: PolicySigners::default(),
         settings: match *name {
             BACKOFF => polling(),
             name if edited.contains_key(name) => edited[name].table(),
