@@ -93,7 +93,7 @@ impl Engine {
             engine,
             limits: limits.clone(),
             slots,
-            compilations: Compilations::new(compiler),
+            compilations: Compilations::new(compiler, limits),
             modules: Mutex::default(),
             costs,
             _ticker: ticker,
