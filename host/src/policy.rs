@@ -10,6 +10,7 @@ mod builtin;
 mod canary;
 mod check;
 mod compiler;
+mod encode;
 mod engine;
 pub(crate) mod form;
 mod generation;
@@ -30,6 +31,7 @@ pub use canary::{Canary, CanaryGuard, CanarySeen, CanaryTerms, Overlay, Place, S
 pub use check::{Report, check_file, load_file};
 pub use compiler::Compiler;
 pub use compiler::child::{COMMAND as COMPILER_COMMAND, CompileArgs, run as run_compiler};
+pub use encode::{EncodeError, encode};
 pub use engine::{Cost, Engine, EngineError};
 pub use generation::Generation;
 pub use generations::{ActivePolicy, Policies, Prepared};
@@ -42,7 +44,7 @@ pub use hooks::response::{RefusalResponse, ResponseContention};
 pub use module::Digest;
 pub use observer::{Observed, Observer};
 pub use rejection::Rejection;
-pub use scaffold::{ScaffoldError, scaffold};
+pub use scaffold::{Language, ScaffoldError, scaffold};
 pub use signature::{AttachError, Signed, attach};
 
 use crate::config::{PolicyConfig, PolicySource};

@@ -10,6 +10,7 @@ mod deny;
 mod dist;
 mod example;
 mod fuzz;
+mod languages;
 mod mutate;
 mod paths;
 mod sbom;

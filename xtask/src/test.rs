@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{deny, paths, servers, steps, wasm};
+use crate::{deny, languages, paths, servers, steps, wasm};
 
 /// Runs everything that CI checks: format, lints, tests on both real servers, documentation.
 ///
@@ -67,6 +67,7 @@ fn steps() -> Result<Vec<(String, Check)>> {
         ("format".into(), cargo(&["fmt", "--all", "--check"])),
         ("wasm target".into(), Box::new(|| wasm::ensure().map(|_| Outcome::of(0)))),
         ("servers".into(), Box::new(servers_are_there)),
+        ("languages".into(), Box::new(|| languages::ensure().map(Outcome::Passed))),
         ("lints".into(), cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
         ("lints of fuzzing".into(), Box::new(fuzzing)),
         ("tests".into(), cargo(&["test", "--workspace"])),

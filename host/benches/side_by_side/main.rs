@@ -22,6 +22,7 @@ mod direct;
 mod guard;
 mod held;
 mod http;
+mod languages;
 mod machine;
 mod nginx;
 mod once;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
+use crate::policy::Language;
 
 mod canary;
 mod compared;
@@ -26,21 +27,34 @@ mod trial;
 /// A command about policies.
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
-    /// Create a crate with a policy that builds and passes its test
+    /// Create a policy that builds and passes its tests
+    ///
+    /// The policy gives each tenant locks of its own. Its README says what it needs to be built.
     ///
     /// Example: lockkeeper policy new tenants
+    ///
+    /// Example: lockkeeper policy new tenants --lang js
     New {
-        /// Name of the crate and of its folder
+        /// Name of the policy and of its folder
         name: String,
+        /// Language of the policy
+        #[arg(long, value_enum, default_value = "rust")]
+        lang: Language,
     },
-    /// Build a policy's crate into a component
+    /// Build a policy's crate, or a core module, into a component
+    ///
+    /// A core module comes from the compiler of any language. It exports the functions of a policy by the names of the
+    /// canonical ABI, such as `lockkeeper:policy/naming@0.1.0#plan`, as well as `memory` and `cabi_realloc`. If it imports
+    /// functions of wasi_snapshot_preview1, they report that there is nothing: no files, no clock, no random numbers.
     ///
     /// Example: lockkeeper policy build tenants
+    ///
+    /// Example: lockkeeper policy build tenants.core.wasm --output tenants.wasm
     Build {
-        /// The folder of the crate
-        #[arg(default_value = ".")]
-        dir: PathBuf,
-        /// Output file [default: NAME.wasm in the crate's folder]
+        /// The folder of the crate, or the file of the core module
+        #[arg(default_value = ".", value_name = "CRATE|MODULE")]
+        source: PathBuf,
+        /// Output file [default: NAME.wasm in the crate's folder, or beside NAME.core.wasm]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -187,18 +201,15 @@ const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 /// Runs a command about policies.
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
     match command {
-        PolicyCommand::New { name } => {
-            let made = tools::scaffold(&name)?;
-            let dir = made.display();
-            let next = format!("(cd {dir} && cargo test), then lockkeeper policy build {dir}");
-            report(
-                options,
-                &json!({"directory": made}),
-                &format!("wrote {dir} with the SDK in it: it needs no checkout; next: {next}"),
-            );
+        PolicyCommand::New { name, lang } => {
+            let made = tools::scaffold(&name, lang)?;
+            let (dir, build) = (made.display(), lang.build());
+            let text = format!("wrote {dir}, which needs no checkout; next: cd {dir} && {build}");
+            report(options, &json!({"directory": made, "build": build}), &text);
         }
-        PolicyCommand::Build { dir, output } => {
-            let (component, default) = tools::build(&dir)?;
+        PolicyCommand::Build { source, output } => {
+            let (component, default) =
+                if source.is_file() { tools::encode(&source)? } else { tools::build(&source)? };
             let file = output.unwrap_or(default);
             write(&file, &component)?;
             let text = format!("built {} ({} bytes)", file.display(), component.len());

@@ -1,18 +1,19 @@
-//! `[engine]`: limits on one call of a policy, and on its compilation.
+//! `[engine]`: limits on one call of a policy, and on its compilation; where compiled policies are kept.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::reader::{Section, defaults};
 use super::values::MAX_DURATION_MS;
 
-/// Limits on one call of a policy, and on its compilation.
+/// Limits on one call of a policy, and on its compilation; where compiled policies are kept.
 #[derive(Clone, Debug)]
 pub struct EngineLimits {
     /// The approximate number of WebAssembly instructions.
     pub fuel: u64,
     /// The longest duration of the call.
     pub time: Duration,
-    /// The size limit of the linear memory.
+    /// The size limit of all linear memories of the call together.
     pub memory_bytes: usize,
     /// The size limit of a component file.
     pub max_component_bytes: usize,
@@ -20,6 +21,10 @@ pub struct EngineLimits {
     pub compile_time: Duration,
     /// The most memory that the compilation of a component may use.
     pub compile_memory_bytes: u64,
+    /// The folder of compiled components. `None`: each start compiles them.
+    pub cache_dir: Option<PathBuf>,
+    /// The size limit of the files in that folder together.
+    pub cache_bytes: u64,
     /// The size limit of one answer.
     pub max_answer_bytes: usize,
     /// The most concurrent calls.
@@ -44,6 +49,8 @@ impl EngineLimits {
                 67_108_864..=17_179_869_184,
                 512 << 20,
             ),
+            cache_dir: section.path("cache_dir"),
+            cache_bytes: section.integer("cache_bytes", 1_048_576..=1_099_511_627_776, 256 << 20),
             max_answer_bytes: section.integer("max_answer_bytes", 1_024..=1_048_576, 65_536),
             instances: section.integer("instances", 1..=1_000, 64),
             faults_to_suspend: section.integer("faults_to_suspend", 1..=1_000_000, 10),

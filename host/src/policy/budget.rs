@@ -5,15 +5,20 @@ use wasmtime::{ResourceLimiter, Trap, UpdateDeadline, WasmBacktrace};
 use super::{Fault, FaultKind, Hook};
 use crate::clock;
 
+/// The most elements that the tables of one call may have together.
 pub(super) const MAX_TABLE_ELEMENTS: usize = 10_000;
-/// The maximum numbers of core instances and tables of one component. A policy is one module; the runtimes of other
-/// languages add a few helper modules.
-pub(super) const MAX_CORE_INSTANCES: u32 = 8;
-pub(super) const MAX_TABLES: u32 = 8;
+/// The most core instances, memories and tables of one component. A policy that is compiled to WebAssembly is one module with
+/// one memory. The runtimes of interpreted languages add helper modules, some with a memory.
+pub(super) const MAX_CORE_INSTANCES: u32 = 16;
+pub(super) const MAX_MEMORIES: u32 = 4;
+pub(super) const MAX_TABLES: u32 = 16;
 
 /// The state of one call's store.
 pub(super) struct Budget {
     memory_bytes: usize,
+    /// The bytes of all memories of the call, and the elements of all its tables.
+    memory_used: usize,
+    table_used: usize,
     /// The processor time that the call may use after half of its time, in microseconds.
     rest_us: u64,
     /// This thread's processor time when half of the call's time had passed.
@@ -24,7 +29,15 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(memory_bytes: usize, rest_us: u64) -> Budget {
-        Budget { memory_bytes, rest_us, half_way_us: None, memory_denied: false, table_denied: false }
+        Budget {
+            memory_bytes,
+            memory_used: 0,
+            table_used: 0,
+            rest_us,
+            half_way_us: None,
+            memory_denied: false,
+            table_denied: false,
+        }
     }
 
     /// Called at every tick after half of the call's time. From then on only processor time counts, because a busy
@@ -53,7 +66,7 @@ impl Budget {
         if self.table_denied {
             return (
                 FaultKind::Memory,
-                format!("asked for a table of more than {MAX_TABLE_ELEMENTS} elements"),
+                format!("asked for tables of more than {MAX_TABLE_ELEMENTS} elements"),
             );
         }
         match error.downcast_ref::<Trap>() {
@@ -79,17 +92,32 @@ fn recursed(error: &wasmtime::Error) -> bool {
     frames.iter().any(|one| frames.iter().filter(|other| other.func_index() == one.func_index()).count() >= 4)
 }
 
+/// What is in use after something grows from `now` to `wanted`, if all of it stays within `limit`.
+fn grown(used: usize, now: usize, wanted: usize, limit: usize) -> Option<usize> {
+    used.saturating_sub(now).checked_add(wanted).filter(|all| *all <= limit)
+}
+
+/// The limits are on the sums over all memories and tables of the call. A new memory or table grows from 0.
 impl ResourceLimiter for Budget {
-    fn memory_growing(&mut self, _now: usize, wanted: usize, _max: Option<usize>) -> wasmtime::Result<bool> {
-        let granted = wanted <= self.memory_bytes;
-        self.memory_denied |= !granted;
-        Ok(granted)
+    fn memory_growing(&mut self, now: usize, wanted: usize, max: Option<usize>) -> wasmtime::Result<bool> {
+        // This growth fails anyway, because the memory itself has a lower limit: it must not count.
+        if max.is_some_and(|max| wanted > max) {
+            return Ok(false);
+        }
+        let granted = grown(self.memory_used, now, wanted, self.memory_bytes);
+        self.memory_denied |= granted.is_none();
+        self.memory_used = granted.unwrap_or(self.memory_used);
+        Ok(granted.is_some())
     }
 
-    fn table_growing(&mut self, _now: usize, wanted: usize, _max: Option<usize>) -> wasmtime::Result<bool> {
-        let granted = wanted <= MAX_TABLE_ELEMENTS;
-        self.table_denied |= !granted;
-        Ok(granted)
+    fn table_growing(&mut self, now: usize, wanted: usize, max: Option<usize>) -> wasmtime::Result<bool> {
+        if max.is_some_and(|max| wanted > max) {
+            return Ok(false);
+        }
+        let granted = grown(self.table_used, now, wanted, MAX_TABLE_ELEMENTS);
+        self.table_denied |= granted.is_none();
+        self.table_used = granted.unwrap_or(self.table_used);
+        Ok(granted.is_some())
     }
 
     fn instances(&self) -> usize {
@@ -102,6 +130,6 @@ impl ResourceLimiter for Budget {
     }
 
     fn memories(&self) -> usize {
-        1
+        MAX_MEMORIES as usize
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wasmtime::component::{Component, Instance, InstancePre, Linker};
 use wasmtime::{Config, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig, Store};
 
-use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
+use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_MEMORIES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 use super::compiler::{self, Compilations, Compiler};
 use super::module::{Digest, Module};
 use super::{Fault, Hook, Rejection};
@@ -93,7 +93,7 @@ impl Engine {
             engine,
             limits: limits.clone(),
             slots,
-            compilations: Compilations::new(compiler),
+            compilations: Compilations::new(compiler, limits),
             modules: Mutex::default(),
             costs,
             _ticker: ticker,
@@ -174,11 +174,13 @@ fn config(limits: &EngineLimits) -> Config {
     let instances = limits.instances;
     pool.total_component_instances(instances)
         .total_core_instances(instances * MAX_CORE_INSTANCES)
-        .total_memories(instances)
+        .total_memories(instances * MAX_MEMORIES)
         .total_tables(instances * MAX_TABLES)
         .max_core_instances_per_component(MAX_CORE_INSTANCES)
-        .max_memories_per_component(1)
+        .max_memories_per_component(MAX_MEMORIES)
+        .max_memories_per_module(MAX_MEMORIES)
         .max_tables_per_component(MAX_TABLES)
+        .max_tables_per_module(MAX_TABLES)
         .table_elements(MAX_TABLE_ELEMENTS)
         .max_memory_size(limits.memory_bytes)
         .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)

@@ -40,7 +40,9 @@ pub enum Rejection {
         start: String,
     },
     /// The file is a core module instead of a component.
-    #[error("this is a core module, not a component: build the policy with `lockkeeper policy build`")]
+    #[error(
+        "this is a core module, not a component: `lockkeeper policy build MODULE.wasm` makes a component of it"
+    )]
     CoreModule,
     /// The component cannot be parsed or compiled.
     #[error(
@@ -75,8 +77,8 @@ pub enum Rejection {
     },
     /// The component imports a WASI interface.
     #[error(
-        "the policy imports {import}, which is WASI: policies have no system to call; build it for \
-         wasm32-unknown-unknown with `lockkeeper policy build`"
+        "the policy imports {import}, which is WASI: policies have no system to call; build Rust for \
+         wasm32-unknown-unknown with `lockkeeper policy build`, and JavaScript with `--stub-wasi`"
     )]
     Wasi {
         /// The name of the import.
@@ -137,21 +139,25 @@ pub enum Rejection {
     /// Other components are being compiled. The component itself was not looked at.
     #[error("another policy is being compiled, and others wait for the same; try again")]
     Busy,
-    /// A memory of the component exceeds the limit from the start.
+    /// The memories of the component exceed their limit together from the start.
     #[error(
         "the policy needs {bytes} bytes of memory from the start, and {max} are allowed: shrink its static data, or raise `engine.memory_bytes`"
     )]
     TooMuchMemory {
-        /// The initial size of the memory in bytes.
+        /// The initial sizes of all memories, in bytes.
         bytes: u64,
         /// The limit in bytes.
         max: usize,
     },
-    /// The component has more than one memory.
-    #[error("the policy has {memories} memories, and one is allowed")]
-    Memories {
-        /// The number of memories.
-        memories: usize,
+    /// The component has more memories, tables or core instances than the pool provides for a call.
+    #[error("the policy has {count} {what}, and at most {max} are allowed: link its modules into fewer")]
+    TooMany {
+        /// What there are too many of, in the plural.
+        what: String,
+        /// How many there are.
+        count: u32,
+        /// The limit.
+        max: u32,
     },
     /// Too few of the policy's signers have signed the component for it.
     #[error(
@@ -241,7 +247,8 @@ impl Rejection {
             Rejection::Crashed { .. } => "crashed",
             Rejection::NoCompiler { .. } => "no_compiler",
             Rejection::Busy => "busy",
-            Rejection::TooMuchMemory { .. } | Rejection::Memories { .. } => "too_much_memory",
+            Rejection::TooMuchMemory { .. } => "too_much_memory",
+            Rejection::TooMany { .. } => "too_many_parts",
             Rejection::NotSigned { .. } => "not_signed",
             Rejection::Settings { .. } | Rejection::NoSettings => "settings",
             Rejection::Configure(_) => "configure",

@@ -1,5 +1,6 @@
 //! Valid and invalid components under the real engine.
 
+mod modules;
 mod outside;
 mod refused;
 mod running;

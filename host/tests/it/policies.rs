@@ -13,6 +13,7 @@ use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventual
 pub(crate) mod command_line;
 mod compiling;
 mod faults;
+mod languages;
 mod naming;
 mod order;
 mod refused;

@@ -12,17 +12,27 @@ use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
 use crate::policy::{
-    self, Compiler, Engine, Generation, Plan, PlanError, PlanRequest, RefusalResponse, Rejection,
+    self, Compiler, Engine, Generation, Language, Plan, PlanError, PlanRequest, RefusalResponse, Rejection,
     ResponseContention,
 };
 use crate::recording::Recording;
 use crate::replay::{self, Arrivals, Load, PlanDiff, Planned, Plans, Replayed, Report};
 use crate::telemetry::Metrics;
 
-/// Writes a policy's crate into a new folder of its name; that folder.
-pub fn scaffold(name: &str) -> Result<PathBuf, Failure> {
+/// Writes a policy into a new folder of its name; that folder.
+pub fn scaffold(name: &str, language: Language) -> Result<PathBuf, Failure> {
     // Without a path in front: what is printed is typed again by people.
-    policy::scaffold(name, Path::new("")).map_err(other)
+    policy::scaffold(name, language, Path::new("")).map_err(other)
+}
+
+/// Makes a component of a core module; the component, and where it goes by default: beside the module, `NAME.wasm` for a
+/// module `NAME.core.wasm`.
+pub fn encode(module: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
+    let component = policy::encode(&super::read(module)?)
+        .map_err(|error| Failure::Refused(format!("{}: {error}", module.display())))?;
+    let stem = module.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = stem.strip_suffix(".core").map_or_else(|| format!("{stem}.component"), str::to_owned);
+    Ok((component, module.with_file_name(format!("{name}.wasm"))))
 }
 
 /// Builds a policy's crate; the component, and where it goes by default: beside Cargo.toml, under the

@@ -50,7 +50,7 @@ fn the_orders_example_passes_its_checks_and_sees_the_guarded_request() {
 #[test]
 fn a_scaffolded_policy_builds_and_passes_its_test() {
     let dir = tempfile::tempdir().unwrap();
-    let root = scaffold("orders-by-day", dir.path()).unwrap();
+    let root = scaffold("orders-by-day", Language::Rust, dir.path()).unwrap();
     // The versions of the example, so that nothing has to be looked up.
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tenant-policy/Cargo.lock");
     let lock = std::fs::read_to_string(example).unwrap().replace("tenant-policy", "orders-by-day");

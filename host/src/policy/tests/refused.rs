@@ -86,8 +86,20 @@ fn size_and_memory_have_limits() {
     rejected(&vec![0; (2 << 20) + 1], json!({}), &["2097152 bytes", "engine.max_component_bytes"]);
     let memory = wat("(component (core module (memory 257)))");
     rejected(&memory, json!({}), &["16842752 bytes", "16777216", "engine.memory_bytes"]);
-    let two = wat("(component (core module (memory 1)) (core module (memory 1)))");
-    rejected(&two, json!({}), &["2 memories"]);
+    let sum = wat("(component (core module (memory 200)) (core module (memory 57)))");
+    rejected(&sum, json!({}), &["16842752 bytes", "16777216", "engine.memory_bytes"]);
+    let component = |part: &str, count: usize| wat(&format!("(component {})", part.repeat(count)));
+    let memory = "(core module (memory 1))";
+    rejected(&component(memory, 5), json!({}), &["5 memories", "at most 4"]);
+    rejected(&component(memory, 4), json!({}), &["naming.plan"]);
+    let table = "(core module (table 1 funcref))";
+    rejected(&component(table, 17), json!({}), &["17 tables", "at most 16"]);
+    rejected(&component(table, 16), json!({}), &["naming.plan"]);
+    let instance = |count: usize| {
+        wat(&format!("(component (core module $m) {})", "(core instance (instantiate $m))".repeat(count)))
+    };
+    rejected(&instance(17), json!({}), &["17 core instances", "at most 16"]);
+    rejected(&instance(16), json!({}), &["naming.plan"]);
 }
 
 #[test]

@@ -53,7 +53,12 @@ impl Author {
         let mut new = lockkeeper(proxy, &["policy", "new", "quiet-orders"]);
         new.current_dir(dir.path());
         let told = printed(new).await;
-        assert!(told.contains("wrote quiet-orders") && told.contains("policy build quiet-orders"), "{told}");
+        assert!(
+            told.contains("wrote quiet-orders")
+                && told.contains("cd quiet-orders")
+                && told.contains("lockkeeper policy build"),
+            "{told}"
+        );
         let root = dir.path().join("quiet-orders");
         let host = Path::new(env!("CARGO_MANIFEST_DIR"));
         // Use the versions of the example, so that nothing has to be looked up.
@@ -87,8 +92,8 @@ impl Author {
     fn change(&self) {
         let file = self.root.join("src/lib.rs");
         let code = std::fs::read_to_string(&file).unwrap();
-        let change = "Plan::of(request).with_key(request.name.to_lowercase())";
-        let changed = code.replace("Plan::of(request)", change);
+        let change = "request.name.to_lowercase()";
+        let changed = code.replace("request.name", change);
         assert_ne!(code, changed);
         std::fs::write(file, changed).unwrap();
     }
@@ -102,7 +107,7 @@ fn running_client(
     let (tell, last) = tokio::sync::watch::channel(String::new());
     let work = tokio::spawn(async move {
         while !stop.load(Relaxed) {
-            let body = json!({"resource": "Orders/42", "wait_ms": 30_000, "ttl_ms": 20_000});
+            let body = json!({"resource": "Orders/42", "wait_ms": 30_000, "ttl_ms": 20_000, "labels": {"tenant": "acme"}});
             let lease = granted(waiting(&client, body)).await;
             tell.send_replace(keys(&lease).join(" "));
             released(&client, &lease).await;
@@ -139,7 +144,7 @@ fn a_policy_is_written_tested_pushed_and_rolled_back_from_the_command_line() {
         assert!(checked.contains("is fine") && checked.contains("plan"), "{checked}");
         let pushed = author.policy(&proxy, &["push", "default", "quiet-orders.wasm"]).await;
         assert!(pushed.contains("(generation 2)"), "{pushed}");
-        until_key(&mut last, "orders/42").await;
+        until_key(&mut last, "acme/orders/42").await;
         let listed = author.policy(&proxy, &["list"]).await;
         assert!(
             listed.lines().nth(1).is_some_and(|row| row.contains("default") && row.contains('2')),

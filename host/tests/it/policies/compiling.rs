@@ -254,3 +254,35 @@ fn policy_check_has_the_limits_of_a_proxy() {
     assert_eq!(out.status.code(), Some(6), "{error}");
     assert!(error.contains("`engine.compile_"), "{error}");
 }
+
+#[test]
+fn a_component_that_was_compiled_before_is_loaded_from_the_cache() {
+    crate::harness::run(async {
+        let (url, dir) = (database(Kind::Mysql).await, folder());
+        deploy(dir.path(), &RENAMED);
+        let cache = dir.path().join("cache");
+        let more = format!("[engine]\ncache_dir = \"{}\"\n", cache.display());
+        // How often the policy was compiled and loaded from the cache, in a proxy that starts and decides.
+        let counts = async || {
+            let proxy = start(&url, dir.path(), &more).await;
+            let lease = proxy.client().lease(&fresh("cached"), 5_000).await;
+            assert!(keys(&lease)[0].starts_with("x/"), "{lease}");
+            released(&proxy.client(), &lease).await;
+            let count = async |outcome: &str| {
+                let label = format!("outcome=\"{outcome}\"");
+                proxy.metric("lockkeeper_policy_compilations_total", &[&label]).await
+            };
+            (count("compiled").await, count("from_cache").await)
+        };
+        assert_eq!(counts().await, (1.0, 0.0));
+        assert_eq!(counts().await, (0.0, 1.0));
+        let files: Vec<_> = fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let [file] = &files[..] else { panic!("{files:?}") };
+        let mut damaged = fs::read(file).unwrap();
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        fs::write(file, damaged).unwrap();
+        assert_eq!(counts().await, (1.0, 0.0), "a damaged file is not loaded");
+        assert_eq!(counts().await, (0.0, 1.0), "it was replaced");
+    });
+}
