@@ -30,9 +30,6 @@ impl Scene {
         let mut command = Command::new(&self.program);
         command.args(args).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         command.env("LOCKKEEPER_SERVER", &self.api).env("LOCKKEEPER_ADMIN", &self.admin);
-        // Crates are built in the folder in which all of the checkout are.
-        let target = self.program.parent().and_then(Path::parent);
-        command.env("CARGO_TARGET_DIR", target.context("the program is in no folder")?);
         let output =
             command.output().await.with_context(|| format!("cannot start {}", self.program.display()))?;
         let code = output.status.code().context("the command was killed")?;
