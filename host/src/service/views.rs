@@ -53,6 +53,8 @@ pub struct HolderEntry {
     pub since_us: u64,
     /// When the lease ends, in microseconds since 1970 by the store's clock.
     pub until_us: u64,
+    /// How long ago the lease was granted, in milliseconds.
+    pub held_ms: u32,
     /// How long the lease still lasts, in milliseconds.
     pub left_ms: u32,
     /// How many levels the owner holds.
@@ -233,6 +235,7 @@ impl LockEntry {
             token: holder.token,
             since_us: holder.since.0,
             until_us: holder.until.0,
+            held_ms: stored.now.ms_since(holder.since),
             left_ms: holder.until.ms_since(stored.now),
             levels: holder.levels.len() as u32,
             policy: holder.tag.policy.to_string(),
