@@ -209,7 +209,7 @@ pub enum ClientCommand {
         #[arg(long, default_value_t = 1000, value_name = "N")]
         limit: usize,
     },
-    /// Show a lock: who holds it, why each waiter waits and for how long about, and recent decisions about it
+    /// Show a lock: who holds it, why each waiter waits and about how long, and recent decisions about it
     ///
     /// The queue is that of the proxy that is asked. An estimate is the median of the key's recent holds, with the 10th
     /// and the 90th percentile.

@@ -15,7 +15,7 @@
 //! | `guarded` | the lock of a guarded request: `guard` |
 //! | `once`, `versions` | the primitives that store a value with a key |
 //! | `inspect` | inspecting the locks: `list`, `show`, `watch` |
-//! | `why`, `holds` | why each waiter of a key waits, and for how long about |
+//! | `why`, `holds` | why each waiter of a key waits, and about how long |
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
 //! | `in_flight`, `history`, `recorded` | parts of the loop: claims in flight, the last decisions about each key, leases of recorded requests |

@@ -1,4 +1,4 @@
-//! A waiter as `GET /v1/locks/{name}` shows it: its position, why it waits, for how long about, and its plan.
+//! A waiter as `GET /v1/locks/{name}` shows it: its position, why it waits, about how long, and its plan.
 
 use serde::Serialize;
 

@@ -53,15 +53,17 @@ impl History {
         self.keys.insert(key.clone(), known);
     }
 
-    /// A lease of the key has ended. Most keys are known from the plan of the lease.
+    /// A lease of the key has ended. The first key of a lease is known from its plan. A key that is not known displaces no
+    /// other key, because the ends of leases must stay cheap.
     pub fn held(&mut self, key: &Key, held_ms: u32) {
         match self.keys.get_mut(key) {
             Some(known) => known.holds.add(held_ms),
-            None => {
+            None if self.keys.has_room() => {
                 let mut known = KeyHistory::default();
                 known.holds.add(held_ms);
                 self.keys.insert(key.clone(), known);
             }
+            None => {}
         }
     }
 
@@ -119,14 +121,15 @@ mod tests {
     fn holds_are_forgotten_with_their_key() {
         let (mut history, by) = (History::default(), Arc::<str>::from("a policy"));
         let key = |n: usize| Key::new(&format!("key-{n}")).expect("a key");
-        (0..KEYS).for_each(|n| history.note(&key(n), by.clone(), What::Lapsed));
+        (0..KEYS - 1).for_each(|n| history.note(&key(n), by.clone(), What::Lapsed));
         history.held(&key(0), 7);
         history.held(&key(1), 8);
-        assert_eq!(history.holds(&key(0)).recent(), [7]);
-        // A key that no plan named is known by its hold, and takes the place of another key.
+        // A key that no plan named is known by its hold while there is room.
         history.held(&key(KEYS), 9);
-        let recent = [0, 1, KEYS].map(|n| history.holds(&key(n)).recent().to_vec());
-        assert_eq!(recent, [vec![], vec![8], vec![9]]);
+        history.held(&key(KEYS + 1), 10);
+        history.note(&key(KEYS + 2), by, What::Lapsed);
+        let recent = [0, 1, KEYS, KEYS + 1].map(|n| history.holds(&key(n)).recent().to_vec());
+        assert_eq!(recent, [vec![], vec![8], vec![9], vec![]]);
         assert_eq!(history.of(&key(1)).len(), 1);
     }
 }

@@ -268,3 +268,183 @@ fn mode_words(mode: Mode) -> String {
 fn permits(count: u32) -> String {
     if count == 1 { "1 permit".to_owned() } else { format!("{count} permits") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::ServerTime;
+    use crate::lock::record::{Delegate, GlobalTicket, Op, Record, Records, Tag, apply};
+    use crate::lock::table::WaiterId;
+
+    const NOW: ServerTime = ServerTime(100_000_000);
+
+    fn key(name: &str) -> Key {
+        Key::new(name).expect("a key")
+    }
+
+    fn claim(owner: &str, attempt: u64, mode: Mode) -> Claim {
+        Claim {
+            keys: [key("k")].into(),
+            proxy: "here".into(),
+            waits: true,
+            any: false,
+            attempt,
+            owner: owner.into(),
+            request: None,
+            fingerprint: 0,
+            mode,
+            ttl_ms: 30_000,
+            at_least_ms: 0,
+            delay_ms: 0,
+            reentrant: false,
+            keep_ms: None,
+            global: None,
+            delegable: None,
+            tag: Tag::default(),
+        }
+    }
+
+    /// The record of the key after these operations, ten seconds later.
+    fn stored(ops: &[Op]) -> Stored {
+        let mut records = Records::default();
+        records.insert(key("k"), None);
+        let env = Env::certain(NOW);
+        ops.iter().for_each(|op| drop(apply(&mut records, op, &env)));
+        let record: Record = records.take(&key("k")).expect("it is there");
+        Stored { key: key("k"), record, now: NOW.plus_ms(10_000), doubt: Default::default() }
+    }
+
+    fn waiting(claim: Claim, rule: Rule, turns_ahead: u32, why: Why) -> Waiting {
+        let queued =
+            Queued { waiter: WaiterId(claim.attempt), waited_ms: 1, wait_left_ms: 2, turns_ahead, rule, why };
+        let reads = Some(vec![
+            ReadPart::Name("k".to_owned()),
+            ReadPart::Label("tenant".to_owned(), "acme".to_owned()),
+            ReadPart::Unshown("http".to_owned()),
+        ]);
+        Waiting { queued, claim, rank: 0, group: "".into(), wait_ms: 60_000, reads }
+    }
+
+    fn shown(stored: Option<&Stored>, holds: &Holds, waiting: Waiting) -> QueueEntry {
+        let (key, reader) = (key("k"), Principal::ANONYMOUS);
+        Shown { key: &key, stored, holds, proxy: "here", reader: &reader }.entry(1, waiting)
+    }
+
+    fn on(name: &str, reason: Reason) -> Why {
+        Why { key: key(name), reason }
+    }
+
+    fn cause(entry: &QueueEntry) -> Option<Cause> {
+        match entry.why.as_ref()?.reason {
+            Reason::Blocked { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_record_of_now_counts_more_than_the_last_answer_of_the_store() {
+        let held = stored(&[Op::Acquire(claim("new", 7, Mode::Exclusive))]);
+        let last = || on("k", blocked(Cause::Turn));
+        let asks = || waiting(claim("asks", 1, Mode::Shared), Rule::RankThenArrival, 0, last());
+        let entry = shown(Some(&held), &Holds::default(), asks());
+        assert_eq!(cause(&entry), Some(Cause::Held));
+        assert_eq!(entry.text, "next: first by rank, then arrival; the key is held by new (exclusive)");
+        // A key that has become free is asked for next.
+        let free = shown(Some(&stored(&[])), &Holds::default(), asks());
+        assert_eq!(free.why, Some(on("k", Reason::Free)));
+        // Other things than the record decide about a fail-over.
+        let waits = waiting(
+            claim("asks", 1, Mode::Shared),
+            Rule::RankThenArrival,
+            0,
+            on("k", blocked(Cause::FailOver)),
+        );
+        assert_eq!(cause(&shown(Some(&stored(&[])), &Holds::default(), waits)), Some(Cause::FailOver));
+        assert_eq!(cause(&shown(None, &Holds::default(), asks())), Some(Cause::Turn), "no record is known");
+    }
+
+    #[test]
+    fn a_delegation_to_another_proxy_is_named_while_the_store_is_asked() {
+        let (nonce, extra_ms, tokens) = (9, 20_000, 100);
+        let owner = Claim { proxy: "there".into(), ..claim("x", 7, Mode::Exclusive) };
+        let delegate = Delegate { claim: owner, nonce, rules: "p@1".into(), extra_ms, tokens };
+        let held = stored(&[Op::Delegate(Box::new(delegate))]);
+        let asks =
+            waiting(claim("asks", 1, Mode::Exclusive), Rule::RankThenArrival, 0, on("k", Reason::Asked));
+        let entry = shown(Some(&held), &Holds::default(), asks);
+        assert_eq!(cause(&entry), Some(Cause::Delegated));
+        assert!(entry.text.ends_with("the key is delegated to another proxy: there"), "{}", entry.text);
+    }
+
+    #[test]
+    fn the_places_of_the_global_queue_are_those_of_the_store() {
+        let ticket = |number| Some(GlobalTicket { number, rank: 0, joined: None, returns: false });
+        let of =
+            |owner: &str, number| Claim { global: ticket(number), ..claim(owner, number, Mode::Exclusive) };
+        let held = stored(&[
+            Op::Acquire(claim("x", 7, Mode::Exclusive)),
+            Op::Acquire(Claim { proxy: "there".into(), ..of("first", 8) }),
+            Op::Acquire(of("asks", 1)),
+        ]);
+        // The places last for five seconds.
+        let held = Stored { now: NOW.plus_ms(1_000), ..held };
+        let mut holds = Holds::default();
+        (0..20).for_each(|_| holds.add(3_000));
+        let asks = waiting(of("asks", 1), Rule::GlobalQueue, 0, on("k", Reason::Asked));
+        let entry = shown(Some(&held), &holds, asks);
+        assert_eq!((cause(&entry), entry.global_position), (Some(Cause::GlobalQueue), Some(2)));
+        assert_eq!(entry.text, "in the global queue of all proxies, as number 2");
+        // Two seconds of the present hold, and one hold of the waiter ahead.
+        let Estimate::Within(wait) = entry.estimate else { panic!("{:?}", entry.estimate) };
+        assert_eq!((wait.low_ms, wait.median_ms, wait.high_ms), (5_000, 5_000, 5_000));
+    }
+
+    #[test]
+    fn what_cannot_be_estimated_is_not() {
+        let mut holds = Holds::default();
+        (0..20).for_each(|n| holds.add(20_000 + n));
+        let held = |mode| stored(&[Op::Acquire(claim("x", 7, mode))]);
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let permits = Mode::Permits { count: 1, limit: 1 };
+        let estimate = |stored: &Stored, claim: Claim, rule| {
+            let why = on("k", blocked(Cause::Held));
+            shown(Some(stored), &holds, waiting(claim, rule, 0, why)).estimate
+        };
+        let none = |why| Estimate::None(why);
+        let asks = |mode| claim("asks", 1, mode);
+        let arrival = Rule::RankThenArrival;
+        assert!(matches!(estimate(&held(exclusive), asks(shared), arrival), Estimate::Within(_)));
+        assert_eq!(estimate(&held(permits), asks(permits), arrival), none(NoEstimate::Permits));
+        assert_eq!(estimate(&held(exclusive), asks(shared), Rule::Fairness), none(NoEstimate::Fairness));
+        assert_eq!(estimate(&stored(&[]), asks(shared), arrival), none(NoEstimate::NotHeld));
+        let several = Claim { keys: [key("k"), key("l")].into(), ..asks(exclusive) };
+        assert_eq!(estimate(&held(exclusive), several, arrival), none(NoEstimate::SeveralKeys));
+        let late = Stored { now: NOW.plus_ms(25_000), ..held(exclusive) };
+        assert_eq!(estimate(&late, asks(exclusive), arrival), none(NoEstimate::HeldLonger { holds: 20 }));
+    }
+
+    #[test]
+    fn each_reason_is_told_in_words() {
+        let told = |reason, mode| {
+            let asks = waiting(claim("asks", 1, mode), Rule::RankThenArrival, 0, on("k", reason));
+            shown(None, &Holds::default(), asks).text
+        };
+        let behind = |mode, by| Reason::Behind { ahead: WaiterId(2), owner: "w".into(), mode, by };
+        let writer = told(behind(Mode::Exclusive, Order::Arrival), Mode::Shared);
+        assert_eq!(writer, "behind w, which wants the lock exclusively and arrived earlier");
+        let ranked = told(behind(Mode::Permits { count: 2, limit: 3 }, Order::Rank), Mode::Shared);
+        assert_eq!(ranked, "behind w, which wants 2 permits and has a lower rank");
+        let taken = blocked(Cause::Permits { used: 2, limit: 3 });
+        let permits = told(taken, Mode::Permits { count: 2, limit: 3 });
+        assert_eq!(
+            permits,
+            "next: first by rank, then arrival; 2 of 3 permits are taken, and it wants 2 permits"
+        );
+        let fairness = told(Reason::Fairness { waiting: 3 }, Mode::Exclusive);
+        assert_eq!(fairness, "the policy's fairness hook chooses among the 3 waiters");
+        let other =
+            waiting(claim("asks", 1, Mode::Shared), Rule::RankThenArrival, 0, on("l", blocked(Cause::Held)));
+        let text = shown(None, &Holds::default(), other).text;
+        assert!(text.ends_with("its key `l` is held by another client"), "{text}");
+    }
+}
