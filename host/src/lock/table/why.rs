@@ -63,12 +63,15 @@ impl Table {
         }
         let claim = &entry.waiter.claim;
         let others = claim.keys.iter().filter(|other| *other != key);
-        let mut keys = std::iter::once(key).chain(others);
-        let hindered = keys.find_map(|key| {
-            let hindrance = self.hindrance(id, claim, key, &HashSet::default())?;
-            Some((key, hindrance))
-        });
-        match hindered {
+        let hindered: Vec<_> = std::iter::once(key)
+            .chain(others)
+            .filter_map(|key| Some((key, self.hindrance(id, claim, key, &HashSet::default())?)))
+            .collect();
+        // While the store is asked for several keys, the key for which it denied the claim before says more.
+        let says_more = |(key, hindrance): &&(&Key, Hindrance)| {
+            *hindrance != Hindrance::InFlight || self.known_holder(key).is_some()
+        };
+        match hindered.iter().find(says_more).or(hindered.first()).copied() {
             Some((key, hindrance)) => {
                 Why { key: key.clone(), reason: self.hindered(key, hindrance, entry, now) }
             }

@@ -312,6 +312,7 @@ on_both! {
         });
         operator.until_queued("orders/7", 1).await;
         let waiter = async |client: &Client| client.show("orders/7").await["queue"][0].clone();
+        eventually("the store has answered", async || waiter(&operator).await["why"]["reason"] == "held").await;
         let whole = waiter(&operator).await;
         assert_eq!((&whole["why"]["reason"], &whole["why"]["key"]), (&json!("held"), &json!("invoices/9")), "{whole}");
         assert_eq!((&whole["why"]["holder"]["owner"], &whole["plan"]["reads"][0]["value"]),

@@ -58,7 +58,8 @@ on_both! {
 
         let plan = &first["plan"];
         assert_eq!((&plan["keys"], &plan["ttl_ms"]), (&json!([resource]), &json!(60_000)), "{plan}");
-        assert_eq!((&plan["policy"], &plan["wait_ms"]), (&lease["policy"], &json!(60_000)), "{plan}");
+        assert_eq!(plan["policy"], lease["policy"], "{plan}");
+        assert!(plan["wait_ms"].as_u64() > Some(10_000), "{plan}");
         let read = |part: &str, value: &str| json!({"part": part, "value": value});
         let reads = json!([read("name", &resource), read("mode", "exclusive"), {"part": "ttl"}, {"part": "wait"},
             read("label(rank)", "0")]);
@@ -171,8 +172,11 @@ on_both! {
         let held = why(&client, &resource, "w").await;
         assert_eq!((&held["reason"], &held["holder"]["token"]), (&json!("held"), &lease["token"]), "{held}");
         // The owner does not see the waiters of the other proxy, but that there are some.
-        let at_owner = owner.show(&resource).await;
-        assert_eq!((&at_owner["queue"], &at_owner["others_wait"]), (&json!([]), &json!(true)), "{at_owner}");
+        eventually("the store knows that the other proxy waits", async || {
+            owner.show(&resource).await["others_wait"] == true
+        })
+        .await;
+        assert_eq!(owner.show(&resource).await["queue"], json!([]));
         waiting.abort();
 
         let resource = fresh("delegated");
@@ -195,13 +199,13 @@ on_both! {
             let body = json!({"resource": resource, "owner": format!("r{n}"), "mode": "shared", "ttl_ms": 60_000});
             leases.push(client.acquire(body).await.json);
         }
-        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        tokio::time::sleep(std::time::Duration::from_secs(10)).await;
         for lease in &leases {
             assert_eq!(client.release(lease).await.status, 200);
         }
         let held = &client.show(&resource).await["recent_holds"];
         assert_eq!(held["holds"], 12, "{held}");
-        assert!(held["median_ms"].as_u64() >= Some(4_900) && held["low_ms"].as_u64() <= held["high_ms"].as_u64(), "{held}");
+        assert!(held["median_ms"].as_u64() >= Some(9_900) && held["low_ms"].as_u64() <= held["high_ms"].as_u64(), "{held}");
         client.lease(&resource, 60_000).await;
         let _next = waits(&client, &resource, "next", json!({})).await;
         let _later = waits(&client, &resource, "later", json!({})).await;
@@ -211,7 +215,7 @@ on_both! {
         // One hold more, with two digits that count.
         let median = |estimate: &Value| estimate["median_ms"].as_u64().unwrap();
         assert!(median(&next) <= median(held), "{shown}");
-        assert!(median(&later) + 200 >= median(&next) + median(held), "{shown}");
+        assert!(median(&later) + 2_000 >= median(&next) + median(held), "{shown}");
         eventually("it is held for longer than ever", async || {
             waiter(&client, &resource, "next").await["estimate"] == json!({"none": "held_longer", "holds": 12})
         })

@@ -177,6 +177,15 @@ fn the_key_of_several_that_is_not_free_is_named() {
         assert_eq!(holder_of(&queue[0].why.reason), Some((Cause::Held, "o1")));
     }
     assert_eq!(behind(&scene.reason(3)), Some((WaiterId(2), Mode::Exclusive, Order::Arrival)));
+    scene.handle(Event::Wake(key(1)));
+    assert_eq!(scene.submitted.len(), 1);
+    let asked = scene.table.queue(&key(0), scene.sim.now).remove(0).why;
+    assert_eq!(
+        (asked.key, holder_of(&asked.reason)),
+        (key(1), Some((Cause::Held, "o1"))),
+        "it is asked again"
+    );
+    scene.answer();
     // At the other key, it is not the first.
     scene.enqueue(of_keys(4, &[1, 2]));
     scene.answer();
