@@ -7,7 +7,7 @@
 //! | `POST /v1/hold` | `hold` |
 //! | `POST /v1/once/begin`, `POST /v1/once/finish` | `once` |
 //! | `POST /v1/versions/read`, `POST /v1/versions/commit` | `versions` |
-//! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
+//! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks`; the waiters: `queued` |
 //! | `GET /v1/watch` | `watch` |
 //!
 //! Requests that a web page makes a browser send are refused (`fronts::Access`). Bodies are JSON: a content type that
@@ -33,6 +33,7 @@ mod hold;
 mod leases;
 mod locks;
 mod once;
+mod queued;
 mod versions;
 mod watch;
 
@@ -134,7 +135,10 @@ impl Api {
         let call = match call {
             Call::Post(call) => call,
             Call::Get(Get::List) => return locks::list(service, &principal, request.uri().query()).await,
-            Call::Get(Get::Show) => return locks::show(service, limits, &principal, &name).await,
+            Call::Get(Get::Show) => {
+                let query = request.uri().query();
+                return locks::show(service, limits, &principal, &name, query).await;
+            }
             Call::Get(Get::Watch) => return watch::watch(service, stop, principal, request.uri().query()),
         };
         let body = self.body(request).await?;

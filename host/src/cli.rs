@@ -20,6 +20,7 @@ mod locks;
 mod output;
 mod policy;
 mod servers;
+mod show;
 pub(crate) mod stream;
 mod tls;
 mod token;
@@ -208,12 +209,18 @@ pub enum ClientCommand {
         #[arg(long, default_value_t = 1000, value_name = "N")]
         limit: usize,
     },
-    /// Show a lock: its holders, its queue, and recent decisions about it
+    /// Show a lock: who holds it, why each waiter waits and about how long, and recent decisions about it
+    ///
+    /// The queue is that of the proxy that is asked. An estimate is the median of the key's recent holds, with the 10th
+    /// and the 90th percentile.
     ///
     /// Example: lockkeeper show orders/42
     Show {
         /// The key of the lock, e.g. orders/42
         name: String,
+        /// Only show the waiters of this owner
+        #[arg(long)]
+        owner: Option<String>,
     },
     /// Take a lock away from its holders
     ///
@@ -365,7 +372,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Release { lease_id } => locks::release(&lease_id, options).await,
         ClientCommand::Hold(args) => stream::hold(&args, options).await,
         ClientCommand::Ls { prefix, limit } => locks::list(prefix.as_deref(), limit, options).await,
-        ClientCommand::Show { name } => locks::show(&name, options).await,
+        ClientCommand::Show { name, owner } => show::show(&name, owner.as_deref(), options).await,
         ClientCommand::Force { key } => locks::force(&key, options).await,
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
         ClientCommand::Fleet => fleet::show(options).await,

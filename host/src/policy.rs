@@ -39,6 +39,7 @@ pub use hooks::Hook;
 pub use hooks::backoff::{Backoff, Contention};
 pub use hooks::fairness::{GroupView, QueueView, WaiterView};
 pub use hooks::naming::{Again, OnLoss, Plan, PlanError, PlanRequest};
+pub use hooks::reads::ReadPart;
 pub use hooks::renewal::{Expiring, Renewal};
 pub use hooks::response::{RefusalResponse, ResponseContention};
 pub use module::Digest;

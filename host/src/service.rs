@@ -15,6 +15,7 @@
 //! | `guarded` | the lock of a guarded request: `guard` |
 //! | `once`, `versions` | the primitives that store a value with a key |
 //! | `inspect` | inspecting the locks: `list`, `show`, `watch` |
+//! | `why`, `holds` | why each waiter of a key waits, and about how long |
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
 //! | `in_flight`, `history`, `recorded` | parts of the loop: claims in flight, the last decisions about each key, leases of recorded requests |
@@ -47,6 +48,7 @@ mod gate;
 mod guarded;
 mod history;
 mod hold;
+mod holds;
 mod in_flight;
 mod inspect;
 mod lease;
@@ -69,6 +71,7 @@ mod tag;
 pub(crate) mod tests;
 mod versions;
 mod views;
+mod why;
 
 use context::ServiceContext;
 use event_loop::EventLoop;
@@ -87,7 +90,10 @@ pub use principal::{PRINCIPAL, Principal, RoutedRequest};
 pub use request::Request;
 pub use rules::RulesEnd;
 pub use versions::{Committed, Versioned};
-pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
+pub use views::{
+    Decision, Estimate, HolderEntry, LockEntry, LockPage, LockView, NoEstimate, Notice, NoticeKind,
+    PlanEntry, QueueEntry, Spread,
+};
 
 pub use crate::policy::{OnLoss, RefusalResponse};
 

@@ -3,13 +3,14 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::queued::{Queued, Times};
 use crate::clock;
 use crate::config::Limits;
 use crate::fronts::mode::Shown;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::{Origin, StoredValue};
 use crate::lock::{Key, Mode, Primitive};
-use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, Principal, QueueEntry, Service};
+use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, Principal, Service};
 
 const MAX_LIMIT: usize = 1_000;
 const DEFAULT_LIMIT: usize = 100;
@@ -35,19 +36,26 @@ pub async fn list(
     Ok(json(&Page { locks: locks.into_iter().map(Lock::from).collect(), more, next, unheard }))
 }
 
-/// `GET /v1/locks/{name}`: one lock, with its queue and its recent decisions.
+/// `GET /v1/locks/{name}?owner=`: one lock, with its queue, or the waiters of one owner, and its recent decisions.
 pub async fn show(
     service: &Service,
     limits: &Limits,
     principal: &Principal,
     name: &str,
+    query: Option<&str>,
 ) -> Result<Response, Problem> {
+    let query = Query::parse(query, &["owner"])?;
     if name.len() > limits.max_resource_bytes.max(Key::MAX_BYTES) {
         return Err(bound("name"));
     }
     let hidden = if principal.identity().is_some() { ", or you may not read it" } else { "" };
     match service.show(principal, name).await? {
-        Some(view) => Ok(json(&View::from(view))),
+        Some(mut view) => {
+            if let Some(owner) = query.text("owner") {
+                view.queue.retain(|waiter| waiter.owner == owner);
+            }
+            Ok(json(&View::from(view)))
+        }
         None => {
             Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free{hidden}")))
         }
@@ -110,6 +118,7 @@ struct Holder {
     token: u64,
     since: String,
     until: String,
+    held_ms: u32,
     left_ms: u32,
     levels: u32,
     policy: String,
@@ -120,17 +129,13 @@ struct View {
     #[serde(flatten)]
     lock: Lock,
     queue: Vec<Queued>,
+    /// How long the key was held lately; absent if too few holds have ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recent_holds: Option<Times>,
+    /// Clients of other proxies wait for the key, too, and no estimate counts them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    others_wait: bool,
     decisions: Vec<Decided>,
-}
-
-#[derive(Serialize)]
-struct Queued {
-    position: u32,
-    owner: String,
-    mode: Shown,
-    rank: i32,
-    group: String,
-    waited_ms: u32,
 }
 
 #[derive(Serialize)]
@@ -184,6 +189,7 @@ impl From<HolderEntry> for Holder {
             token: entry.token.0,
             since: clock::rfc3339(entry.since_us),
             until: clock::rfc3339(entry.until_us),
+            held_ms: entry.held_ms,
             left_ms: entry.left_ms,
             levels: entry.levels,
             policy: entry.policy,
@@ -197,20 +203,9 @@ impl From<LockView> for View {
         View {
             lock: Lock { kept, ..view.entry.into() },
             queue: view.queue.into_iter().map(Queued::from).collect(),
+            recent_holds: view.held.map(Times::from),
+            others_wait: view.others_wait,
             decisions: view.decisions.into_iter().map(Decided::from).collect(),
-        }
-    }
-}
-
-impl From<QueueEntry> for Queued {
-    fn from(entry: QueueEntry) -> Queued {
-        Queued {
-            position: entry.position,
-            owner: entry.owner,
-            mode: Shown(entry.mode),
-            rank: entry.rank,
-            group: entry.group,
-            waited_ms: entry.waited_ms,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`, `force`, `ls` and `show`.
+//! `acquire`, `renew`, `release`, `force` and `ls`.
 
 use bytes::Bytes;
 use hyper::Method;
@@ -120,40 +120,6 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     broken_off.map_or(Ok(()), Err)
 }
 
-/// Runs `show`.
-pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
-    let path = format!("/v1/locks/{}", encode_path(name));
-    let lock = Servers::new(options)?.get(&path).await?;
-    if options.json {
-        output::json(&lock);
-        return Ok(());
-    }
-    output::pairs(&[("key", output::shown(&lock["key"])), ("token", output::shown(&lock["token"]))]);
-    let holders = holders(&lock);
-    if let Some(kept) = lock.get("kept") {
-        let value = kept.get("value").map_or_else(String::new, |value| format!(": {value}"));
-        output::line(&format!("\nkept since {}{value}", output::shown(&kept["since"])));
-    }
-    output::line(if holders.is_empty() { "\nfree" } else { "\nholders" });
-    if !holders.is_empty() {
-        output::table(&["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"], &holders);
-    }
-    section("queue", &lock["queue"], &["PLACE", "OWNER", "MODE", "RANK", "GROUP", "WAITED"], |waiter| {
-        vec![
-            output::shown(&waiter["position"]),
-            output::shown(&waiter["owner"]),
-            output::mode(&waiter["mode"]),
-            output::shown(&waiter["rank"]),
-            output::shown(&waiter["group"]),
-            output::time(&waiter["waited_ms"]),
-        ]
-    });
-    section("decisions", &lock["decisions"], &["AT", "HOOK", "BY", "WHAT"], |decision| {
-        ["at", "hook", "by", "what"].iter().map(|name| output::shown(&decision[*name])).collect()
-    });
-    Ok(())
-}
-
 fn print_lease(lease: &Value) {
     output::pairs(&[
         ("lease", output::shown(&lease["lease_id"])),
@@ -193,12 +159,4 @@ fn kept(lock: &Value) -> Vec<Vec<String>> {
         vec![key, token, "kept".to_owned(), none(), none(), none()]
     };
     lock.get("kept").into_iter().map(row).collect()
-}
-
-fn section(title: &str, items: &Value, headings: &[&str], row: impl Fn(&Value) -> Vec<String>) {
-    let rows: Vec<Vec<String>> = items.as_array().into_iter().flatten().map(row).collect();
-    if !rows.is_empty() {
-        output::line(&format!("\n{title}"));
-        output::table(headings, &rows);
-    }
 }

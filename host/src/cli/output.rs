@@ -96,6 +96,11 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) {
     }
 }
 
+/// Prints rows, aligned.
+pub fn columns(rows: &[Vec<String>]) {
+    aligned(&rows.iter().collect::<Vec<_>>()).iter().for_each(|row| line(row));
+}
+
 /// A JSON value as text for people.
 pub fn shown(value: &Value) -> String {
     match value {
@@ -127,9 +132,12 @@ pub fn time(value: &Value) -> String {
 
 fn layout(headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
-    let all: Vec<&Vec<String>> = std::iter::once(&headings).chain(rows).collect();
+    aligned(&std::iter::once(&headings).chain(rows).collect::<Vec<_>>())
+}
+
+fn aligned(all: &[&Vec<String>]) -> Vec<String> {
     let width_of = |at: usize| all.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..headings.len()).map(width_of).collect();
+    let widths: Vec<usize> = (0..all.first().map_or(0, |row| row.len())).map(width_of).collect();
     let format_row = |row: &&Vec<String>| {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()

@@ -38,6 +38,19 @@ impl<K: Clone + Eq + Hash, V> BoundedMap<K, V> {
         self.entries.get(key).map(|(_, value)| value)
     }
 
+    /// Whether an insert of another key forgets no entry.
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < self.most
+    }
+
+    /// The value of a key, to change it. The key stays as new as it was.
+    pub fn get_mut<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        self.entries.get_mut(key).map(|(_, value)| value)
+    }
+
     /// Sets the value of a key, which is then the newest one.
     pub fn insert(&mut self, key: K, value: V) {
         self.remove(&key);

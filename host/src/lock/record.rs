@@ -14,6 +14,7 @@ mod global_queue;
 mod op;
 mod outcome;
 mod records;
+mod refusal;
 mod replay;
 mod state;
 mod tag;
@@ -27,8 +28,9 @@ pub use op::{
     Claim, Commit, Delegable, Delegate, Extend, GlobalQueueChange, GlobalTicket, Left, Op, Release, Restore,
     When,
 };
-pub use outcome::{Delegated, Denial, Grant, HeldBy, NextWaiter, Outcome, UNKNOWN, Version};
+pub use outcome::{Cause, Delegated, Denial, Grant, HeldBy, NextWaiter, Outcome, UNKNOWN, Version};
 pub use records::Records;
+pub use refusal::{others_wait, place_in_global_queue, refusal};
 pub use replay::{BATCH_ID_KEPT_US, Tried, run};
 pub use state::{
     BatchId, COMMITS_KEPT, Committed, ENDED_KEPT, Ended, GlobalPlace, Holder, Level, MAX_BATCH_IDS,

@@ -28,6 +28,7 @@ mod timer;
 mod turns;
 mod views;
 mod waiters;
+mod why;
 
 pub use actions::{Action, Candidate, Contention, GroupShare, Note, Verdict};
 pub use charge::Charge;
@@ -36,7 +37,7 @@ pub use leases::HeldLease;
 pub use limits::{ABANDON_MS, VIEW_WAITERS};
 pub use machine::Table;
 pub use turns::built_in_backoff;
-pub use views::Queued;
+pub use views::{Order, Queued, Reason, Rule, Why};
 
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;

@@ -12,12 +12,14 @@ use super::message::{Msg, Pending, Swap, WaiterReply};
 use super::recorded::RecordedLeases;
 use super::shadow::Shadows;
 use super::swap;
-use super::views::{Notice, NoticeKind, QueueEntry};
+use super::tag;
+use super::views::{Notice, NoticeKind};
+use super::why::{KeyView, Waiting};
 use crate::clock;
 use crate::lock::maps::{BoundedMap, HashMap};
 use crate::lock::record::{Claim, NextWaiter, Op, Outcome};
 use crate::lock::table::{
-    Action, Answered, Candidate, Contention, Event, GroupShare, Note, ReleaseId, SubmissionId, Table,
+    Action, Answered, Candidate, Contention, Event, GroupShare, Note, Queued, ReleaseId, SubmissionId, Table,
     Unheard, Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Key, Token};
@@ -169,10 +171,11 @@ impl EventLoop {
             Msg::PeerGone { peer, key } => self.handle(Event::PeerGone { peer, key }),
             Msg::Decided { key, by, what } => self.history.note(&key, by, what),
             Msg::View { key, reply } => {
-                let _ = reply.send((self.queue(&key), self.history.of(&key)));
+                let (decisions, holds) = (self.history.of(&key), self.history.holds(&key));
+                let _ = reply.send(KeyView { queue: self.queue(&key), holds, decisions });
             }
             Msg::Waiting { key, reply } => {
-                let _ = reply.send(self.table.queue(&key, clock::now()).len() as u32);
+                let _ = reply.send(self.table.queue_len(&key) as u32);
             }
             Msg::Swap(swap) => self.swap(swap),
             Msg::Settle(reply) => self.in_flight.await_all(reply),
@@ -349,9 +352,10 @@ impl EventLoop {
         }
     }
 
-    /// Counts the end of a lease, and records it. `how`: `released`, `handed_off`, `expired` or `lost`.
+    /// Counts the end of a lease, remembers how long it lasted, and records it. `how`: `released`, `handed_off`, `expired` or `lost`.
     fn lease_ended(&mut self, key: &Key, token: Token, how: &'static str, held_ms: u32) {
         self.shared.metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
+        self.history.held(key, held_ms);
         if let Some((name, held_us)) = self.recorded.ended(key, token, clock::now()) {
             let how = if how == "handed_off" { "released" } else { how };
             self.shared.recorder.ended(name, how, held_us);
@@ -390,16 +394,20 @@ impl EventLoop {
         }
     }
 
-    fn queue(&self, key: &Key) -> Vec<QueueEntry> {
-        let place = |(n, queued): (usize, crate::lock::table::Queued)| QueueEntry {
-            position: n as u32 + 1,
-            owner: queued.owner.into(),
-            mode: queued.mode,
-            rank: queued.rank,
-            group: queued.group.into(),
-            waited_ms: queued.waited_ms,
+    fn queue(&self, key: &Key) -> Vec<Waiting> {
+        let waiting = |queued: Queued| {
+            let (waiter, pending) = (self.table.waiter(queued.waiter)?, self.pending.get(&queued.waiter));
+            let Waiter { claim, rank, group, wait_ms, .. } = waiter;
+            Some(Waiting {
+                queued,
+                claim: claim.clone(),
+                rank: *rank,
+                group: group.clone(),
+                wait_ms: *wait_ms,
+                reads: pending.and_then(|pending| pending.generation.parts_read(&tag::request_of(claim))),
+            })
         };
-        self.table.queue(key, clock::now()).into_iter().enumerate().map(place).collect()
+        self.table.queue(key, clock::now()).into_iter().filter_map(waiting).collect()
     }
 
     fn swap(&mut self, swap: Swap) {

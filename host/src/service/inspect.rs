@@ -9,6 +9,7 @@ use super::errors::ListError;
 use super::message::Msg;
 use super::principal::Principal;
 use super::views::{LockEntry, LockPage, LockView, Notice};
+use super::why::{KeyView, Shown};
 use crate::config::Verb;
 use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
@@ -77,13 +78,17 @@ impl Service {
             let stored = self.shared.store.read(key.clone()).await?;
             let (reply, answer) = oneshot::channel();
             self.shared.tell(Msg::View { key: key.clone(), reply });
-            let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
+            let KeyView { queue, holds, decisions } = answer.await.map_err(|_| StoreError::stopped())?;
             if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
                 let shows_value = principal.may(Verb::ReadValue, key.as_str());
                 let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
                 let mut entry = stored.as_ref().map_or_else(none, |stored| LockEntry::of(stored, principal));
                 entry.kept = entry.kept.filter(|_| shows_value);
-                return Ok(Some(LockView { entry, queue, decisions }));
+                let (key, stored, proxy) = (&entry.key, stored.as_ref(), &*self.shared.proxy);
+                let shown = Shown { key, stored, holds: &holds, proxy, reader: principal };
+                let queue = (1..).zip(queue).map(|(n, waiting)| shown.entry(n, waiting)).collect();
+                let (held, others_wait) = (holds.spread(), shown.others_wait());
+                return Ok(Some(LockView { entry, queue, held, others_wait, decisions }));
             }
         }
         Ok(None)

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::found::Survey;
 use super::history::What;
 use super::shadow::{Plans, Shadow};
-use super::views::{Decision, QueueEntry};
+use super::why::KeyView;
 use crate::lock::record::{Outcome, Release};
 use crate::lock::table::{Next, SubmissionId, Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, Key, LeaseRef};
@@ -80,7 +80,7 @@ pub(super) enum Msg {
     },
     View {
         key: Key,
-        reply: oneshot::Sender<(Vec<QueueEntry>, Vec<Decision>)>,
+        reply: oneshot::Sender<KeyView>,
     },
     /// Asks for the length of the queue, for the renewal hook.
     Waiting {

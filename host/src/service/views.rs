@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::principal::Principal;
 use crate::config::Verb;
 use crate::lock::record::{Holder, StoredValue};
+use crate::lock::table::{Rule, Why};
 use crate::lock::{Key, Mode, Token};
 use crate::store::Stored;
 
@@ -52,6 +53,8 @@ pub struct HolderEntry {
     pub since_us: u64,
     /// When the lease ends, in microseconds since 1970 by the store's clock.
     pub until_us: u64,
+    /// How long ago the lease was granted, in milliseconds.
+    pub held_ms: u32,
     /// How long the lease still lasts, in milliseconds.
     pub left_ms: u32,
     /// How many levels the owner holds.
@@ -67,6 +70,11 @@ pub struct LockView {
     pub entry: LockEntry,
     /// The waiters in the order of their positions.
     pub queue: Vec<QueueEntry>,
+    /// How long the key is held, from its last holds on this proxy; `None` if there are too few.
+    pub held: Option<Spread>,
+    /// Whether clients of other proxies wait, too, outside a global queue. They are not in the queue, and no estimate
+    /// counts them.
+    pub others_wait: bool,
     /// The last decisions, newest last.
     pub decisions: Vec<Decision>,
 }
@@ -86,6 +94,83 @@ pub struct QueueEntry {
     pub group: String,
     /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
+    /// How long the waiter may still wait, in milliseconds.
+    pub wait_left_ms: u32,
+    /// What decides which waiter is next.
+    pub rule: Rule,
+    /// The position in the global queue over all proxies, if the waiter has a place there; 1 is the next.
+    pub global_position: Option<u32>,
+    /// Why the waiter waits; `None` if the cause is another key, which the reader may not read.
+    pub why: Option<Why>,
+    /// [`QueueEntry::why`] as a sentence.
+    pub text: String,
+    /// How long the waiter still waits.
+    pub estimate: Estimate,
+    /// What the policy decided.
+    pub plan: PlanEntry,
+}
+
+/// The plan of a waiter's policy.
+#[derive(Clone, Debug)]
+pub struct PlanEntry {
+    /// The policy generation that made the plan.
+    pub policy: Arc<str>,
+    /// The keys that the reader may read.
+    pub keys: Vec<Key>,
+    /// Whether any one of the keys is enough.
+    pub any: bool,
+    /// The lease time, in milliseconds.
+    pub ttl_ms: u32,
+    /// The longest wait, in milliseconds.
+    pub wait_ms: u32,
+    /// The parts of the request that the policy reads, and the values that the reader may see; `None` if the policy does
+    /// not list what it reads.
+    pub reads: Option<Vec<(String, Option<String>)>>,
+}
+
+/// An estimate of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Estimate {
+    /// From recent holds of the key.
+    Within(Spread),
+    /// There is none.
+    None(NoEstimate),
+}
+
+/// Times, from recent holds of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// The 10th percentile, in milliseconds.
+    pub low_ms: u32,
+    /// The median, in milliseconds.
+    pub median_ms: u32,
+    /// The 90th percentile, in milliseconds.
+    pub high_ms: u32,
+    /// How many holds it is from.
+    pub holds: u32,
+}
+
+/// Why there is no estimate of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoEstimate {
+    /// Too few holds of the key have ended on this proxy.
+    TooFewHolds {
+        /// How many.
+        holds: u32,
+    },
+    /// The key has been held for longer than nearly all of its recent holds lasted.
+    HeldLonger {
+        /// How many recent holds are known.
+        holds: u32,
+    },
+    /// Several clients hold permits at the same time.
+    Permits,
+    /// The waiter wants several keys, or any one of several.
+    SeveralKeys,
+    /// The order of the waiters is not known: the policy's `fairness` hook chooses.
+    Fairness,
+    /// Something else than a holder of the key keeps the waiter.
+    NotHeld,
 }
 
 /// A decision about a key, and its author.
@@ -150,6 +235,7 @@ impl LockEntry {
             token: holder.token,
             since_us: holder.since.0,
             until_us: holder.until.0,
+            held_ms: stored.now.ms_since(holder.since),
             left_ms: holder.until.ms_since(stored.now),
             levels: holder.levels.len() as u32,
             policy: holder.tag.policy.to_string(),

@@ -9,7 +9,7 @@
 
 use super::{Page, Stored};
 use crate::lock::maps::{BoundedMap, HashMap};
-use crate::lock::record::{self, Claim, Denial, Doubt, Env, Op, Outcome, Record, Records};
+use crate::lock::record::{self, Cause, Claim, Denial, Doubt, Env, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Token};
 
 /// After this many grants in a row a guard goes back to the server, so that other proxies have a chance.
@@ -328,7 +328,8 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
 
 /// The refusal for a key that another session has, or is to get next.
 fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
-    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, next_waiter: None, joined: None })
+    let (key, cause) = (key.clone(), Cause::OtherSession);
+    Outcome::Held(Denial { key, cause, holder: None, free_in_us, next_waiter: None, joined: None })
 }
 
 fn each_once(mut nonces: Vec<u64>) -> Vec<u64> {

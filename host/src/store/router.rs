@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::{Done, Health, Loss, Notify, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
-use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
+use crate::lock::record::{Cause, Claim, Denial, Grant, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 use crate::vital;
 
@@ -272,6 +272,7 @@ impl Stores {
             let key = claim.keys[place].clone();
             Outcome::Held(Denial {
                 key,
+                cause: Cause::Held,
                 holder: None,
                 free_in_us: OWN_LEASE_US,
                 next_waiter: None,

@@ -17,6 +17,7 @@ mod order;
 mod restart;
 mod sharing;
 mod shutdown;
+mod waiting;
 mod watching;
 
 on_both! {

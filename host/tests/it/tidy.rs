@@ -237,14 +237,18 @@ impl Files {
     }
 }
 
+/// Whether this can stand before `use`: not so in `pub enum Cause {`.
+fn is_visibility(before: &str) -> bool {
+    matches!(before, "" | "pub ") || (before.starts_with("pub(") && before.ends_with(") "))
+}
+
 impl Paths {
     fn of(source: &Source) -> Paths {
         let (mut paths, mut tree, mut is_for_tests) = (Paths::default(), String::new(), false);
         for (_, line) in source.code() {
             let line = line.trim();
-            if let Some(rest) = line
-                .split_once("use ")
-                .filter(|(before, _)| tree.is_empty() && (before.is_empty() || before.starts_with("pub")))
+            if let Some(rest) =
+                line.split_once("use ").filter(|(before, _)| tree.is_empty() && is_visibility(before))
             {
                 tree = rest.1.to_owned();
             } else if tree.is_empty() {

@@ -1,6 +1,6 @@
 //! Whether a key has room for a claim, apart from the order of waiters.
 
-use super::{Denial, Env, HeldBy, Holder, MAX_HOLDERS, Record};
+use super::{Cause, Denial, Env, HeldBy, Holder, MAX_HOLDERS, Record};
 use crate::lock::{Key, Mode, ServerTime};
 
 /// A retry time for a claim whose key has an expired holder, in microseconds. While the store's clock is in
@@ -36,6 +36,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
         Mode::Exclusive | Mode::Shared => (1, 1),
         Mode::Permits { count, limit } => (u64::from(count), u64::from(limit)),
     };
+    let used_now = used;
     let fits = used + wanted <= room;
     if fits && from <= env.now {
         return Ok(());
@@ -53,8 +54,25 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
             free_in_us = free_in_us.max(DOUBT_US);
         }
     }
+    let cause = match blocker.filter(|_| !fits) {
+        Some(blocker) => cause_of(blocker, mode, used_now, env),
+        None if env.grants_from > env.now && env.grants_from >= record.not_before => Cause::FailOver,
+        None => Cause::Delay,
+    };
     let holder = blocker.map(HeldBy::from);
-    Err(Some(Denial { key: key.clone(), holder, free_in_us, next_waiter: None, joined: None }))
+    Err(Some(Denial { key: key.clone(), cause, holder, free_in_us, next_waiter: None, joined: None }))
+}
+
+/// Why the holder that blocks the key the longest does so. `used`: what the holders use of the room.
+fn cause_of(blocker: &Holder, mode: Mode, used: u64, env: &Env) -> Cause {
+    match (blocker.mode, mode) {
+        _ if blocker.over_at() <= env.now && !env.takeover => Cause::ClockInDoubt,
+        _ if blocker.over_at() <= env.now => Cause::Delay,
+        (Mode::Permits { .. }, Mode::Permits { limit, .. }) => {
+            Cause::Permits { used: u32::try_from(used).unwrap_or(u32::MAX), limit }
+        }
+        _ => Cause::Held,
+    }
 }
 
 /// How much of the room that a claim counts in a holder takes: all of it, nothing, or its permits.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::admission::admits;
 use super::{
-    Claim, Denial, Env, GlobalPlace, GlobalQueueChange, GlobalTicket, MAX_GLOBAL_QUEUE, MAX_WANTED,
+    Cause, Claim, Denial, Env, GlobalPlace, GlobalQueueChange, GlobalTicket, MAX_GLOBAL_QUEUE, MAX_WANTED,
     NextWaiter, Outcome, Record, Records, Wanted,
 };
 use crate::lock::{Key, Mode, ServerTime};
@@ -117,6 +117,7 @@ fn ahead_in_global_queue(records: &Records, keys: &[Key], own: &GlobalTicket, en
         };
         goes_first.then(|| Denial {
             key: key.clone(),
+            cause: Cause::GlobalQueue,
             holder: None,
             free_in_us: first.until.us_since(env.now),
             next_waiter: Some(turn_of(first)),
@@ -190,6 +191,7 @@ fn turn_of_others(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> 
         }
         Some(Denial {
             key: key.clone(),
+            cause: Cause::Turn,
             holder: None,
             free_in_us: first.until.us_since(env.now).min(u64::from(PLACE_MS) * 1_000),
             next_waiter: Some(NextWaiter { proxy: first.proxy.clone(), ticket: None }),
@@ -262,6 +264,11 @@ fn next_waiter(record: &Record, key: &Key, env: &Env) -> Option<NextWaiter> {
 /// Whether the waiter has a place that has not expired.
 fn has_place(record: &Record, own: &GlobalTicket, env: &Env) -> bool {
     live(record, env).any(|place| place.ticket == own.number)
+}
+
+/// The place of a waiter in the global queue of a key; 0 is the first.
+pub(super) fn place(record: &Record, ticket: u64, env: &Env) -> Option<usize> {
+    live(record, env).position(|place| place.ticket == ticket)
 }
 
 fn live<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a GlobalPlace> {

@@ -122,6 +122,8 @@ pub struct Grant {
 pub struct Denial {
     /// The key that was not free.
     pub key: Key,
+    /// The rule that denied the claim.
+    pub cause: Cause,
     /// The holder that blocks the claim the longest; `None` if only a delay blocks it.
     pub holder: Option<HeldBy>,
     /// Microseconds until the first change that may make the key free for this claim, unless a holder releases
@@ -131,6 +133,37 @@ pub struct Denial {
     pub next_waiter: Option<NextWaiter>,
     /// When the claim joined the global queues of its keys, if it did.
     pub joined: Option<ServerTime>,
+}
+
+/// The rule by which a key is denied to a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A running lease excludes the claim.
+    Held,
+    /// Running leases leave fewer permits than the claim asks for.
+    Permits {
+        /// How many permits they have.
+        used: u32,
+        /// How many permits the claim counts in total.
+        limit: u32,
+    },
+    /// No lease runs, but the key stays blocked: for the lock delay of a lease that ended without a release, or for the
+    /// shortest time of a lease that was released early.
+    Delay,
+    /// A lease has ended by the store's clock, which is in doubt.
+    ClockInDoubt,
+    /// The store's server has just taken over: leases of the server before it may still run.
+    FailOver,
+    /// Another waiter is ahead in the global queue.
+    GlobalQueue,
+    /// It is another proxy's turn, after the key was granted to others [`TURN_AFTER`](super::TURN_AFTER) times.
+    Turn,
+    /// The key is delegated to another proxy, which has not given it back.
+    Delegated,
+    /// Another session of the server has the key. The store does not know the holder.
+    OtherSession,
+    /// The members of a quorum are divided among claims.
+    Divided,
 }
 
 /// The waiter that would be granted a key now if it asked.

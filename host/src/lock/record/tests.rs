@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
+mod causes;
 mod delegation;
 mod order;
 mod replays;

@@ -238,8 +238,7 @@ impl Table {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.ready = claim.mode != Mode::Exclusive;
                 queue.woken &= queue.ready;
-                let held_by = Some(held_by(&claim, *token, at.server, &grant));
-                queue.holder = Some(Known { held_by, until, own: true });
+                queue.holder = Some(Known::own(held_by(&claim, *token, at.server, &grant), until));
                 if new {
                     queue.granted(&group);
                 }
@@ -294,7 +293,7 @@ impl Table {
         for key in &*keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
-                queue.held_up(denial.holder.clone(), until);
+                queue.held_up(&denial, until);
             }
         }
         // One notification is enough: a second one would come when the key is taken.

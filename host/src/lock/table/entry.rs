@@ -2,7 +2,6 @@
 
 use super::events::{SubmissionId, Waiter};
 use super::queue::QueuePosition;
-use super::views::Queued;
 use crate::lock::record::{Claim, Denial};
 use crate::lock::{Instant, Token};
 
@@ -45,18 +44,6 @@ pub enum OwnLease {
 }
 
 impl Entry {
-    /// The waiter, for display.
-    pub fn queued(&self, now: Instant) -> Queued {
-        Queued {
-            waiter: self.waiter.id,
-            owner: self.waiter.claim.owner.clone(),
-            mode: self.waiter.claim.mode,
-            rank: self.waiter.rank,
-            group: self.waiter.group.clone(),
-            waited_ms: now.ms_since(self.arrived),
-        }
-    }
-
     /// The ticket of the waiter in the global queue.
     pub fn ticket(&self) -> Option<u64> {
         self.waiter.claim.global.as_ref().map(|own| own.number)

@@ -164,6 +164,6 @@ impl HeldLease {
             since: self.granted,
             until: self.granted.plus_us(self.until.us_since(self.since)),
         };
-        Some(Known { held_by: Some(held_by), until: self.until, own: true })
+        Some(Known::own(held_by, self.until))
     }
 }

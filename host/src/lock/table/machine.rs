@@ -12,7 +12,6 @@ use super::leases::{HeldLease, Leases};
 use super::limits::ABANDON_MS;
 use super::queue::Queue;
 use super::timer::Timer;
-use super::views::Queued;
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Claim, GlobalQueueChange};
 use crate::lock::{Instant, Key, LeaseRef};
@@ -77,11 +76,9 @@ impl Table {
         self.waiters.get(&id).map(|entry| &entry.waiter)
     }
 
-    /// The waiters of a key, in the order of their positions.
-    pub fn queue(&self, key: &Key, now: Instant) -> Vec<Queued> {
-        let Some(queue) = self.queues.get(key) else { return Vec::new() };
-        let entry = |id: &WaiterId| self.waiters.get(id);
-        queue.in_order().filter_map(entry).map(|entry| entry.queued(now)).collect()
+    /// How many waiters a key has.
+    pub fn queue_len(&self, key: &Key) -> usize {
+        self.queues.get(key).map_or(0, |queue| queue.len())
     }
 
     /// The claim of each waiter.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::actions::GroupShare;
 use super::events::{ReleaseId, SubmissionId, WaiterId};
 use super::limits::VIEW_WAITERS;
-use crate::lock::record::{HeldBy, Release};
+use crate::lock::record::{Cause, Denial, HeldBy, NextWaiter, Release};
 use crate::lock::{Instant, Token};
 
 /// How many recent grants of a key are remembered with their groups.
@@ -61,13 +61,22 @@ pub(super) struct Choice {
 /// What is known of the holder or the delay that blocks the key.
 #[derive(Debug)]
 pub(super) struct Known {
+    /// By which rule it blocks the key.
+    pub cause: Cause,
     pub held_by: Option<HeldBy>,
     pub until: Instant,
+    /// The waiter for which the free key is reserved, if that is what blocks it.
+    pub next_waiter: Option<NextWaiter>,
     /// Whether this proxy granted the lease.
     pub own: bool,
 }
 
 impl Known {
+    /// A lease that this proxy granted.
+    pub fn own(held_by: HeldBy, until: Instant) -> Known {
+        Known { cause: Cause::Held, held_by: Some(held_by), until, next_waiter: None, own: true }
+    }
+
     fn token(&self) -> Option<Token> {
         self.held_by.as_ref().map(|by| by.token)
     }
@@ -96,10 +105,12 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// The store says that this holder, or a delay if `None`, blocks the key until `until`.
-    pub fn held_up(&mut self, held_by: Option<HeldBy>, until: Instant) {
+    /// The store has denied the key, as it says until `until`.
+    pub fn held_up(&mut self, denial: &Denial, until: Instant) {
         self.ready = false;
-        let mut known = Known { held_by, until, own: false };
+        let Denial { cause, holder, next_waiter, .. } = denial;
+        let (held_by, next_waiter) = (holder.clone(), next_waiter.clone());
+        let mut known = Known { cause: *cause, held_by, until, next_waiter, own: false };
         known.own = self.holder.as_ref().is_some_and(|before| before.own && before.token() == known.token());
         self.holder = Some(known);
     }

@@ -13,6 +13,7 @@ mod queues;
 mod readers;
 mod turns;
 mod watching;
+mod why;
 
 /// Promises 1, 2, 6 and 8, as far as the lock core keeps them; and no waiter is stuck while its keys are free.
 #[test]

@@ -9,7 +9,7 @@ use super::limits::{MAX_POLL_MS, MIN_POLL_MS, RUN_MAX, STORE_RETRY_MS, VIEW_WAIT
 use super::queue::{Choice, Queue};
 use super::timer::Timer;
 use crate::lock::maps::HashSet;
-use crate::lock::record::Release;
+use crate::lock::record::{Claim, Release};
 use crate::lock::{Instant, Key, Mode};
 
 impl Table {
@@ -76,21 +76,15 @@ impl Table {
     pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
         let mut items = Vec::new();
-        let mut last: Option<Mode> = None;
+        let mut last: Option<&Claim> = None;
         for id in queue.in_order().take(RUN_MAX) {
             let Some(entry) = self.waiters.get(id) else { break };
-            let mode = entry.waiter.claim.mode;
-            if last.is_some_and(|last| !follows(last, mode) || entry.waiter.claim.keys.len() > 1) {
-                break;
-            }
-            if !self.may_launch(*id, entry, freed) {
+            let claim = &entry.waiter.claim;
+            if last.is_some_and(|last| !joins(last, claim)) || !self.may_launch(*id, entry, freed) {
                 break;
             }
             items.push(BatchItem::Acquire { waiter: *id });
-            if mode == Mode::Exclusive || entry.waiter.claim.keys.len() > 1 {
-                break;
-            }
-            last = Some(mode);
+            last = Some(claim);
         }
         items
     }
@@ -99,14 +93,33 @@ impl Table {
     /// has a batch in flight or is known to be held.
     pub(super) fn may_launch(&self, id: WaiterId, entry: &Entry, freed: &HashSet<Key>) -> bool {
         let claim = &entry.waiter.claim;
-        let single = claim.keys.len() == 1;
-        let is_next = |queue: &Queue| (single || queue.head() == Some(id)) && queue.in_flight.is_none();
-        let is_next = |key: &Key| self.queues.get(key).is_some_and(|queue| is_next(queue));
-        let is_free =
-            |key: &Key| freed.contains(key) || self.queues.get(key).is_some_and(|queue| queue.ready);
-        let mut keys = claim.keys.iter();
-        let free = if claim.any { keys.any(is_free) } else { keys.all(is_free) };
-        entry.in_flight.is_none() && !entry.cancelled && free && claim.keys.iter().all(is_next)
+        let mut has_free_key = false;
+        for key in &*claim.keys {
+            match self.hindrance(id, claim, key, freed) {
+                None => has_free_key = true,
+                Some(Hindrance::Blocked) if claim.any => {}
+                Some(_) => return false,
+            }
+        }
+        entry.in_flight.is_none() && !entry.cancelled && has_free_key
+    }
+
+    /// Why the store is not asked for the waiter now, as far as this key of its claim is concerned.
+    pub(super) fn hindrance(
+        &self,
+        id: WaiterId,
+        claim: &Claim,
+        key: &Key,
+        freed: &HashSet<Key>,
+    ) -> Option<Hindrance> {
+        let Some(queue) = self.queues.get(key) else { return Some(Hindrance::Behind) };
+        if claim.keys.len() > 1 && queue.head() != Some(id) {
+            return Some(Hindrance::Behind);
+        }
+        if queue.in_flight.is_some() {
+            return Some(Hindrance::InFlight);
+        }
+        (!queue.ready && !freed.contains(key)).then_some(Hindrance::Blocked)
     }
 
     pub(super) fn asks_choice(&self, key: &Key) -> bool {
@@ -275,7 +288,22 @@ impl Table {
     }
 }
 
-/// Whether a claim may be in one batch behind a claim of mode `last`: it is granted only if that claim is.
+/// Why the store is not asked for a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hindrance {
+    /// Another waiter for the key is ahead.
+    Behind,
+    /// A batch for the key is in flight.
+    InFlight,
+    /// The key is known to be held, or the store did not answer a moment ago.
+    Blocked,
+}
+
+/// Whether a claim may be in one batch right behind `last`: it is granted only if that claim is.
+pub(super) fn joins(last: &Claim, next: &Claim) -> bool {
+    last.keys.len() == 1 && next.keys.len() == 1 && follows(last.mode, next.mode)
+}
+
 fn follows(last: Mode, next: Mode) -> bool {
     match (last, next) {
         (Mode::Shared, Mode::Shared) => true,

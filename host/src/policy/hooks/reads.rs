@@ -7,7 +7,7 @@ use super::{Definition, Hook};
 use crate::lock::Mode;
 use crate::policy::bindings::reads::Part;
 use crate::policy::module::Module;
-use crate::policy::{Fault, Rejection};
+use crate::policy::{Fault, Generation, Rejection};
 
 pub(super) const HOOK: Definition = Definition {
     hook: Hook::Reads,
@@ -21,6 +21,41 @@ pub(super) const HOOK: Definition = Definition {
 /// The parts of a request that `plan` gets. Without the hook, these are all parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Reads(Option<Vec<Part>>);
+
+/// A part of a request that `plan` reads, for display.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadPart {
+    /// The name of the resource.
+    Name(String),
+    /// The owner that the client named.
+    Owner(String),
+    /// The mode that the client asked for.
+    Mode(Mode),
+    /// The name and the value of a label.
+    Label(String, String),
+    /// The name of a part whose value is not shown.
+    Unshown(String),
+}
+
+impl ReadPart {
+    /// The name of the part, as the policy lists it.
+    pub fn name(&self) -> String {
+        match self {
+            ReadPart::Name(_) => named(&Part::Name),
+            ReadPart::Owner(_) => named(&Part::Owner),
+            ReadPart::Mode(_) => named(&Part::Mode),
+            ReadPart::Label(name, _) => named(&Part::Label(name.clone())),
+            ReadPart::Unshown(name) => name.clone(),
+        }
+    }
+}
+
+impl Generation {
+    /// The parts of the request that `plan` reads; `None` if the policy does not list them.
+    pub fn parts_read(&self, request: &PlanRequest) -> Option<Vec<ReadPart>> {
+        self.reads.of_request(request)
+    }
+}
 
 impl Reads {
     /// Asks the policy.
@@ -58,6 +93,20 @@ impl Reads {
             http: request.http.clone().filter(|_| self.has(|part| matches!(part, Part::Http))),
             seed: if self.has(|part| matches!(part, Part::Seed)) { request.seed } else { 0 },
         })
+    }
+
+    /// The listed parts of the request with their values; `None` if the policy lists nothing.
+    fn of_request(&self, request: &PlanRequest) -> Option<Vec<ReadPart>> {
+        let label = |(name, value): &(String, String)| ReadPart::Label(name.clone(), value.clone());
+        let parts = self.0.as_ref()?.iter().flat_map(|part| match part {
+            Part::Name => vec![ReadPart::Name(request.resource.clone())],
+            Part::Owner => vec![ReadPart::Owner(request.owner.clone())],
+            Part::Mode => vec![ReadPart::Mode(request.mode)],
+            Part::Label(name) => request.labels.iter().filter(|(own, _)| own == name).map(label).collect(),
+            Part::Labels => request.labels.iter().map(label).collect(),
+            Part::Ttl | Part::Wait | Part::Http | Part::Seed => vec![ReadPart::Unshown(named(part))],
+        });
+        Some(parts.collect())
     }
 
     /// A part of the request that is not listed, and that `answer` depends on. An answer of `None` is a fault, which says

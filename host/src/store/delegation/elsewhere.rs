@@ -8,7 +8,7 @@ use super::shared::Shared;
 use super::state::Group;
 use crate::clock;
 use crate::coverage::{Branch, reached};
-use crate::lock::record::{Denial, NextWaiter, Op, Outcome};
+use crate::lock::record::{Cause, Denial, NextWaiter, Op, Outcome};
 use crate::lock::{Instant, Key};
 use crate::vital;
 
@@ -178,6 +178,7 @@ fn given_up(ops: &[Op], mut reply: Reply, is_lost: bool) -> Result<Reply, StoreE
         *outcome = match op {
             Op::Acquire(_) => Outcome::Held(Denial {
                 key: key.clone(),
+                cause: Cause::Delegated,
                 holder: None,
                 free_in_us: RETRY_US,
                 next_waiter: Some(NextWaiter { proxy: proxy.clone(), ticket: None }),

@@ -1,7 +1,7 @@
 //! Decides when the answers of some members determine the answer of the quorum. Pure.
 
 use crate::lock::Token;
-use crate::lock::record::{Grant, Op, Outcome};
+use crate::lock::record::{Cause, Grant, Op, Outcome};
 
 /// How many members there are.
 #[derive(Clone, Copy, Debug)]
@@ -194,6 +194,7 @@ impl Ballot {
             false => sooner.map(|denial| {
                 let mut denial = denial.clone();
                 denial.free_in_us = denial.free_in_us.min(split_us);
+                denial.cause = Cause::Divided;
                 Outcome::Held(denial)
             }),
         }

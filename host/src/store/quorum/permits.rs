@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{Member, PAUSE_US, views};
 use crate::coverage::{Branch, reached};
 use crate::lock::Mode;
-use crate::lock::record::{Claim, Denial, HeldBy, Holder};
+use crate::lock::record::{Cause, Claim, Denial, HeldBy, Holder};
 use crate::random;
 use crate::store::Stored;
 
@@ -38,6 +38,7 @@ pub async fn recount(members: &[Member], patience: Duration, claim: &Claim, nonc
             let longest = others.into_iter().max_by_key(|holder| holder.until);
             return Room::Taken(Denial {
                 key: key.clone(),
+                cause: Cause::Permits { used: u32::try_from(used).unwrap_or(u32::MAX), limit },
                 holder: longest.map(HeldBy::from),
                 // The other leases may be given up, too.
                 free_in_us: random::within(PAUSE_US),

@@ -295,6 +295,45 @@ on_both! {
         is_forbidden(&auditor.post("/v1/versions/read", &json!({"resource": "orders/v"})).await);
     }
 
+    /// The keys of a waiter, the values of its labels, and the reason why it waits are shown as far as the reader's
+    /// rights go.
+    async fn waiters_are_shown_as_far_as_the_rights_go(kind: Kind) {
+        let policy = "[policies.default]\npath = \"builtin:default\"\n\
+            settings = { separator = \"+\", rank_label = \"rank\" }\n";
+        let secured = Secured::start(kind, policy).await;
+        let operator = secured.client(&secured.tokens.operator);
+        let held = operator.acquire(json!({"resource": "invoices/9", "owner": "hidden", "ttl_ms": 60_000})).await;
+        assert_eq!(held.status, 200, "{}", held.text);
+        let waiting = tokio::spawn({
+            let body = json!({"resource": "invoices/9+orders/7", "owner": "both", "wait_ms": 60_000,
+                "labels": {"rank": "4711"}});
+            let operator = operator.clone();
+            async move { operator.acquire(body).await }
+        });
+        operator.until_queued("orders/7", 1).await;
+        let waiter = async |client: &Client| client.show("orders/7").await["queue"][0].clone();
+        eventually("the store has answered", async || waiter(&operator).await["why"]["reason"] == "held").await;
+        let whole = waiter(&operator).await;
+        assert_eq!((&whole["why"]["reason"], &whole["why"]["key"]), (&json!("held"), &json!("invoices/9")), "{whole}");
+        assert_eq!((&whole["why"]["holder"]["owner"], &whole["plan"]["reads"][0]["value"]),
+            (&json!("hidden"), &json!("invoices/9+orders/7")), "{whole}");
+
+        // It may read values of `orders/`, but not the other key.
+        let part = waiter(&secured.billing()).await;
+        assert_eq!((&part["owner"], &part["plan"]["keys"]), (&json!("both"), &json!(["orders/7"])), "{part}");
+        assert_eq!(part["why"], json!({"reason": "other_key", "text": "one of its other keys is not free"}), "{part}");
+        assert!(part.to_string().contains("4711"), "{part}");
+        assert!(!part.to_string().contains("invoices") && !part.to_string().contains("hidden"), "{part}");
+
+        // It may read no values.
+        let least = waiter(&secured.client(&secured.tokens.auditor)).await;
+        let reads = least["plan"]["reads"].as_array().unwrap();
+        assert!(reads.contains(&json!({"part": "label(rank)"})), "{least}");
+        assert!(reads.contains(&json!({"part": "name"})), "{least}");
+        assert_eq!(secured.client(&secured.tokens.other).get("/v1/locks/orders/7").await.status, 404);
+        waiting.abort();
+    }
+
     /// The rules change while connections live.
     async fn streams_and_waiters_end_when_their_right_is_withdrawn(kind: Kind) {
         let secured = Secured::start(kind, "").await;

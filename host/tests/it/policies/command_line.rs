@@ -239,6 +239,43 @@ fn every_lock_command_works_with_json_output() {
 }
 
 #[test]
+fn show_says_in_a_few_lines_who_has_the_lock_and_why_others_wait() {
+    crate::harness::run(async {
+        let proxy = Proxy::start(&database(Kind::Mysql).await).await;
+        let client = proxy.client();
+        let lease =
+            client.acquire(json!({"resource": "cli/1", "owner": "worker-7", "ttl_ms": 60_000})).await.json;
+        let _first = line_up(&client, "cli/1", "worker-", 1).await;
+        let body = json!({"resource": "cli/1", "owner": "reader-3", "mode": "shared", "wait_ms": 60_000});
+        let _second = waiting(&client, body);
+        client.until_queued("cli/1", 2).await;
+        let shown = printed(lockkeeper(&proxy, &["show", "cli/1"])).await;
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[0].starts_with("cli/1  held by worker-7 (exclusive) for "), "{shown}");
+        assert!(lines[0].ends_with(&format!(" left), token {}", lease["token"])), "{shown}");
+        assert!(lines[1].starts_with("  1.  worker-0  waits "), "{shown}");
+        assert!(
+            lines[1].contains("next: first by rank, then arrival; the key is held by worker-7"),
+            "{shown}"
+        );
+        assert!(lines[1].ends_with("no estimate: 0 holds have ended here so far"), "{shown}");
+        assert!(lines[2].contains("behind worker-0, which wants the lock exclusively"), "{shown}");
+        assert!(
+            shown.contains("\nplans\nPLACE  OWNER") && shown.contains("name=cli/1 mode=shared ttl wait"),
+            "{shown}"
+        );
+        let one = printed(lockkeeper(&proxy, &["show", "cli/1", "--owner", "reader-3"])).await;
+        assert!(one.lines().nth(1).is_some_and(|line| line.starts_with("  2.  reader-3")), "{one}");
+        let json = json_of(&proxy, &["show", "cli/1", "--owner", "reader-3"]).await;
+        assert_eq!(json["queue"][0]["why"]["behind"]["owner"], "worker-0", "{json}");
+        let free = client.lease("cli/2", 60_000).await;
+        client.release(&free).await;
+        let shown = printed(lockkeeper(&proxy, &["show", "cli/2"])).await;
+        assert!(shown.starts_with(&format!("cli/2  free, last token {}\n", free["token"])), "{shown}");
+    });
+}
+
+#[test]
 fn versions_are_read_and_committed_from_the_command_line() {
     crate::harness::run(async {
         let url = database(Kind::Mysql).await;

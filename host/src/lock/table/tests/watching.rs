@@ -3,7 +3,7 @@
 use super::readers::waiter;
 use super::*;
 use crate::lock::maps::HashSet;
-use crate::lock::record::{Denial, Grant, HeldBy, Release};
+use crate::lock::record::{Cause, Denial, Grant, HeldBy, Release};
 use crate::lock::table::limits::LOOK_MS;
 use crate::lock::{LeaseRef, Token};
 
@@ -274,7 +274,14 @@ fn a_waiter_denied_after_its_deadline_is_refused_at_once_despite_its_new_keys() 
     let claim = Claim { keys: [key(0), key(1)].into(), ..waiter(1, Mode::Exclusive, 0).claim };
     scene.handle(Event::Replan { waiter: WaiterId(1), claim: Box::new(claim) });
     scene.pass_ms(4_000);
-    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, next_waiter: None, joined: None };
+    let denial = Denial {
+        key: key(0),
+        cause: Cause::Held,
+        holder: None,
+        free_in_us: 1_000_000,
+        next_waiter: None,
+        joined: None,
+    };
     scene.answer(Outcome::Held(denial));
     assert!(matches!(scene.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", scene.finished);
 }
@@ -309,7 +316,14 @@ fn a_denied_claim_is_repeated_as_another_attempt() {
     scene.fail_all(true);
     scene.pass_ms(1_000);
     assert_eq!(asked(&scene), first);
-    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, next_waiter: None, joined: None };
+    let denial = Denial {
+        key: key(0),
+        cause: Cause::Held,
+        holder: None,
+        free_in_us: 1_000_000,
+        next_waiter: None,
+        joined: None,
+    };
     scene.answer(Outcome::Held(denial));
     scene.handle(Event::Wake(key(0)));
     assert_ne!(asked(&scene), first);
@@ -349,7 +363,14 @@ fn a_repeated_request_looks_for_its_lease_before_it_is_refused_as_contended() {
     scene.handle(in_global_queue(1, Some("mine"), 0));
     scene.answer(grant(1));
     scene.handle(in_global_queue(2, None, 60_000));
-    let denial = Denial { key: key(0), holder: None, free_in_us: 5_000_000, next_waiter: None, joined: None };
+    let denial = Denial {
+        key: key(0),
+        cause: Cause::Held,
+        holder: None,
+        free_in_us: 5_000_000,
+        next_waiter: None,
+        joined: None,
+    };
     scene.answer(Outcome::Held(denial));
     scene.handle(in_global_queue(3, None, 60_000));
     scene.handle(in_global_queue(4, Some("mine"), 0));
@@ -383,6 +404,7 @@ fn a_request_is_not_refused_for_a_lease_of_its_own() {
         let (holder, free_in_us) = (Some(holder), 9_000_000);
         scene.answer(Outcome::Held(Denial {
             key: key(0),
+            cause: Cause::Held,
             holder,
             free_in_us,
             next_waiter: None,
@@ -409,7 +431,14 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
         let (since, until) = (ServerTime(0), ServerTime(20_000_000));
         let (request, mode, token) = (request.map(Into::into), Mode::Exclusive, Token(1));
         let holder = Some(HeldBy { owner: owner.into(), request, mode, token, since, until });
-        Outcome::Held(Denial { key: key(0), holder, free_in_us: 9_000_000, next_waiter: None, joined: None })
+        Outcome::Held(Denial {
+            key: key(0),
+            cause: Cause::Held,
+            holder,
+            free_in_us: 9_000_000,
+            next_waiter: None,
+            joined: None,
+        })
     };
     let mut again = Waiter { asks_backoff: true, ..waiter(1, Mode::Exclusive, 60_000) };
     again.claim.request = Some("mine".into());
@@ -453,7 +482,14 @@ fn a_request_is_not_refused_for_its_own_lease_granted_after_its_lookup() {
             let (owner, request) = ("me".into(), Some("mine".into()));
             let holder = HeldBy { owner, request, mode: Mode::Exclusive, token: Token(token), since, until };
             let (holder, free_in_us) = (Some(holder), 9_000_000);
-            Outcome::Held(Denial { key: key(0), holder, free_in_us, next_waiter: None, joined: None })
+            Outcome::Held(Denial {
+                key: key(0),
+                cause: Cause::Held,
+                holder,
+                free_in_us,
+                next_waiter: None,
+                joined: None,
+            })
         };
         let look = |scene: &mut Scene| {
             let is_look = |(_, ops): &(SubmissionId, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
