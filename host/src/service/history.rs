@@ -56,14 +56,12 @@ impl History {
     /// A lease of the key has ended. The first key of a lease is known from its plan. A key that is not known displaces no
     /// other key, because the ends of leases must stay cheap.
     pub fn held(&mut self, key: &Key, held_ms: u32) {
-        match self.keys.get_mut(key) {
-            Some(known) => known.holds.add(held_ms),
-            None if self.keys.has_room() => {
-                let mut known = KeyHistory::default();
-                known.holds.add(held_ms);
-                self.keys.insert(key.clone(), known);
-            }
-            None => {}
+        if let Some(known) = self.keys.get_mut(key) {
+            known.holds.add(held_ms);
+        } else if self.keys.has_room() {
+            let mut known = KeyHistory::default();
+            known.holds.add(held_ms);
+            self.keys.insert(key.clone(), known);
         }
     }
 
