@@ -25,14 +25,16 @@ impl Scene {
         &self.folder
     }
 
-    /// Runs `lockkeeper` with these arguments. Returns its exit code and what it has printed.
+    /// Runs `lockkeeper` with these arguments. Returns its exit code and what it has printed on standard output; what it complains
+    /// of is printed.
     pub async fn lockkeeper(&self, args: &[&str]) -> Result<(i32, String)> {
         let mut command = Command::new(&self.program);
-        command.args(args).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        command.args(args).stdin(Stdio::null()).kill_on_drop(true);
         command.env("LOCKKEEPER_SERVER", &self.api).env("LOCKKEEPER_ADMIN", &self.admin);
         let output =
             command.output().await.with_context(|| format!("cannot start {}", self.program.display()))?;
         let code = output.status.code().context("the command was killed")?;
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
@@ -43,7 +45,7 @@ impl Scene {
         let (code, told) =
             self.lockkeeper(&["policy", "build", &dir.display().to_string(), "--output", &file]).await?;
         if code != 0 {
-            bail!("{} cannot be built; `lockkeeper policy build` says why: {told}", dir.display());
+            bail!("{} cannot be built: {told}", dir.display());
         }
         Ok(file)
     }

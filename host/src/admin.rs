@@ -163,7 +163,9 @@ impl Admin {
                 let begin = shadow::begin(self, &principal, &name, request);
                 self.replace(Verb::PolicyPush, &name, &principal, entry, begin).await
             }
-            Call::ShadowReport if principal.may(Verb::PolicyPush, &name) => shadow::report(self, &name).await,
+            Call::ShadowReport if principal.may(Verb::PolicyPush, &name) => {
+                shadow::report(self, &name, request.uri().query()).await
+            }
             Call::ShadowReport => Err(self.forbidden(Verb::PolicyPush, &name, entry).await),
             Call::EndShadow => {
                 let end = shadow::end(self, &name);

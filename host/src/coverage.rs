@@ -21,6 +21,7 @@ macro_rules! branches {
 branches! {
     CanaryBegins "canary: a version decides for a share of the keys"
     CanaryEnds "canary: it is rolled back"
+    Relapses "fleet: a version is rolled back by itself"
     CanaryDecides "canary: it decides about a request"
     FastWritten "fast path: rows are written at once"
     FastUnseen "fast path: a row that is not remembered is taken for a new one"

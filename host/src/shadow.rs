@@ -1,4 +1,4 @@
-//! Shadows: a component is asked what the live version of a policy is asked, after the clients have their answers.
+//! Shadows: a component is asked what the live version of a policy is asked, while no client waits for it.
 //!
 //! A shadow decides nothing. The live version tells it each call for a share of the keys, and a thread asks the component the
 //! same and compares the answers. No request waits for the thread: what it has no time for is dropped and counted, and it uses
@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -85,13 +85,8 @@ pub struct Shadows(Arc<Inner>);
 struct Inner {
     policies: Policies,
     metrics: Metrics,
-    /// Those that run, and the last one of each other policy.
-    all: Mutex<BTreeMap<String, Shadow>>,
-}
-
-struct Shadow {
-    shared: Arc<Shared>,
-    thread: JoinHandle<()>,
+    /// The shadow of each policy that runs, or has run last.
+    all: Mutex<BTreeMap<String, Arc<Shared>>>,
 }
 
 /// What the thread, the live version and the operators share.
@@ -147,8 +142,9 @@ pub struct ShadowReport {
     pub not_compared: Vec<String>,
     /// Calls that were not compared, because the thread had no time for them.
     pub dropped: u64,
-    /// How the plans for different requests differ.
-    pub plans: PlanDiff,
+    /// How the plans for different requests differ; absent if that is not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plans: Option<PlanDiff>,
     /// Whether there were more different requests than are kept for `plans`.
     pub is_partial: bool,
     /// The first failed call of the candidate, in words.
@@ -173,7 +169,7 @@ impl Shadows {
     ) -> Result<(), ShadowError> {
         let mut all = self.0.all.lock();
         let name = live.name().to_owned();
-        if all.get(&name).is_some_and(|known| known.shared.state(&known.thread) == State::Running) {
+        if all.get(&name).is_some_and(|known| known.state() == State::Running) {
             return Err(ShadowError::Busy);
         }
         let (calls, received) = sync_channel(WAITING);
@@ -188,34 +184,35 @@ impl Shadows {
             end: Mutex::new(None),
             metrics: self.0.metrics.clone(),
         });
-        let (theirs, policies) = (shared.clone(), self.0.policies.clone());
-        let thread = thread::Builder::new().name("shadow".to_owned());
-        let thread = thread.spawn(move || theirs.run(&received, &policies))?;
+        // Before the thread starts, which may end at once.
         let tap = Tap { share: Share::of(terms.share / 100.0), calls, shared: shared.clone() };
         live.observe(Some(Box::new(tap)));
+        let (theirs, policies) = (shared.clone(), self.0.policies.clone());
+        let thread = thread::Builder::new().name("shadow".to_owned());
+        let spawned = thread.spawn(move || {
+            let ending = Ending(&theirs);
+            theirs.run(&received, &policies);
+            drop(ending);
+        });
+        spawned.inspect_err(|_| live.observe(None))?;
         let (share, candidate) = (terms.share, &**shared.candidate.id());
         tracing::info!(policy = &**live.id(), candidate, share, for_ms = terms.for_ms, "a shadow begins");
-        all.insert(name, Shadow { shared, thread });
+        all.insert(name, shared);
         Ok(())
     }
 
-    /// What the shadow of a policy has seen, also after its end; `None` if there was none. Takes a moment, because the plans are
-    /// compared.
-    pub fn report(&self, name: &str) -> Option<ShadowReport> {
-        let (shared, state) = {
-            let all = self.0.all.lock();
-            let shadow = all.get(name)?;
-            (shadow.shared.clone(), shadow.shared.state(&shadow.thread))
-        };
-        Some(shared.report(state))
+    /// What the shadow of a policy has seen, also after its end; `None` if there was none. With plans, it takes a moment: they are
+    /// compared in pairs.
+    pub fn report(&self, name: &str, with_plans: bool) -> Option<ShadowReport> {
+        let shadow = self.0.all.lock().get(name)?.clone();
+        Some(shadow.report(with_plans))
     }
 
     /// Ends the shadow of a policy.
     pub fn end(&self, name: &str) {
-        let all = self.0.all.lock();
-        if let Some(Shadow { shared, .. }) = all.get(name) {
-            shared.is_stopped.store(true, Relaxed);
-            shared.ends(State::Stopped);
+        if let Some(shadow) = self.0.all.lock().get(name) {
+            shadow.is_stopped.store(true, Relaxed);
+            shadow.ends(State::Stopped);
         }
     }
 }
@@ -244,7 +241,9 @@ impl Shared {
             let Some(call) = call else { continue };
             let began_us = clock::thread_us();
             let (hook, result) = self.comparison.lock().compare(&self.live, &self.candidate, call);
-            self.metrics.policies.shadowed(name, hook.as_str(), result.as_str());
+            if let Some(result) = result.as_str() {
+                self.metrics.policies.shadowed(name, hook.as_str(), result);
+            }
             used_us += clock::thread_us().saturating_sub(began_us);
             if used_us >= TURN_US {
                 thread::sleep(Duration::from_micros(used_us * REST));
@@ -263,17 +262,14 @@ impl Shared {
         }
     }
 
-    fn state(&self, thread: &JoinHandle<()>) -> State {
-        match *self.end.lock() {
-            Some((state, _)) => state,
-            None if thread.is_finished() => State::Failed,
-            None => State::Running,
-        }
+    fn state(&self) -> State {
+        self.end.lock().map_or(State::Running, |(state, _)| state)
     }
 
-    fn report(&self, state: State) -> ShadowReport {
+    fn report(&self, with_plans: bool) -> ShadowReport {
         let until = self.end.lock().map_or_else(clock::now, |(_, at)| at);
-        let comparison = self.comparison.lock();
+        // The comparison of the plans takes longer than the copy, and the thread goes on meanwhile.
+        let comparison = self.comparison.lock().clone();
         let hooks = |one: &Generation, other: &Generation| {
             let others = other.hooks();
             one.hooks().into_iter().filter(|hook| !others.contains(hook)).collect::<Vec<_>>()
@@ -286,17 +282,26 @@ impl Shared {
             policy: self.live.name().to_owned(),
             live: self.live.id().to_string(),
             candidate: self.candidate.id().to_string(),
-            state,
+            state: self.state(),
             share: self.terms.share,
             ran_ms: until.us_since(self.began) / 1_000,
             for_ms: self.terms.for_ms,
             hooks: comparison.hooks(),
             not_compared: not_compared.into_iter().map(str::to_owned).collect(),
             dropped: self.dropped.load(Relaxed),
-            plans: comparison.plans(),
+            plans: with_plans.then(|| comparison.plans()),
             is_partial: comparison.is_full(),
             fault: comparison.fault(),
         }
+    }
+}
+
+/// Ends the shadow with its thread, even if the thread panics.
+struct Ending<'a>(&'a Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.ends(State::Failed);
     }
 }
 

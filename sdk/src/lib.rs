@@ -211,7 +211,7 @@ pub trait Policy {
     }
 
     /// Chooses the next waiter: returns an index into `queue.waiters`, which is never empty. If that waiter is a reader, the
-    /// proxy also grants the readers that come before the first other waiter in the queue.
+    /// proxy also grants the readers that come before the first other waiter in the queue, 64 at a time.
     fn choose(_settings: &Self::Settings, queue: &fairness::Queue) -> u32 {
         builtin::choose(queue)
     }

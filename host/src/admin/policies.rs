@@ -102,7 +102,7 @@ fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
 }
 
 pub(super) fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
-    text.parse().map_err(|_| Problem::invalid(name, format!("`{text}` is not such a number")))
+    text.parse().map_err(|_| Problem::invalid(name, format!("`{text}` is not such a value")))
 }
 
 /// `POST /v1/policies/{name}/promote`: makes the canary live.

@@ -27,18 +27,21 @@ pub async fn begin(
         ShadowError::Busy => Problem::new(Code::Conflict, error.to_string()).with("policy", name),
         ShadowError::Thread(_) => Problem::new(Kind::OVERLOADED, error.to_string()),
     })?;
-    report(admin, name).await
+    report(admin, name, None).await
 }
 
 /// The share of the keys and the length of a shadow, if they are not given.
 const DEFAULT_SHARE: f64 = 10.0;
 const DEFAULT_MS: u64 = 600_000;
 
-/// `GET /v1/policies/{name}/shadow`: what the shadow of the policy has seen, also after its end.
-pub async fn report(admin: &Admin, name: &str) -> Result<Response, Problem> {
+/// `GET /v1/policies/{name}/shadow`: what the shadow of the policy has seen, also after its end. With `plans=false`, the plans are
+/// not compared.
+pub async fn report(admin: &Admin, name: &str, query: Option<&str>) -> Result<Response, Problem> {
+    let query = Query::parse(query, &["plans"])?;
+    let with_plans = query.text("plans").map_or(Ok(true), |text| policies::parsed("plans", text))?;
     let (shadows, policy) = (admin.shadows.clone(), name.to_owned());
     // The comparison of many plans takes a moment.
-    let report = tokio::task::spawn_blocking(move || shadows.report(&policy)).await;
+    let report = tokio::task::spawn_blocking(move || shadows.report(&policy, with_plans)).await;
     let report =
         report.map_err(|error| Problem::new(Kind::OVERLOADED, format!("the report failed: {error}")))?;
     match report {
@@ -52,5 +55,5 @@ pub async fn report(admin: &Admin, name: &str) -> Result<Response, Problem> {
 /// `DELETE /v1/policies/{name}/shadow`: ends the shadow of the policy, and says what it has seen.
 pub async fn end(admin: &Admin, name: &str) -> Result<Response, Problem> {
     admin.shadows.end(name);
-    report(admin, name).await
+    report(admin, name, None).await
 }

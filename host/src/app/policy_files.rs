@@ -40,7 +40,7 @@ pub(super) async fn follow(fleet: Fleet, mut loaded: BTreeMap<String, String>, m
 async fn push(fleet: Fleet, name: String, component: Bytes) {
     let mut told = false;
     while let Err(PushError::Unavailable(error) | PushError::Overloaded(error) | PushError::Busy(error)) =
-        fleet.push(&name, component.clone()).await
+        fleet.push_file(&name, component.clone()).await
     {
         if !std::mem::replace(&mut told, true) {
             tracing::warn!(policy = name, %error, "the changed file waits; it is tried again until it is live");

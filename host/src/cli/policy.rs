@@ -149,8 +149,8 @@ pub enum PolicyCommand {
     },
     /// Ask a component what the live one is asked, and compare
     ///
-    /// The proxy asks the component after its clients have their answers, with the same requests, queues and leases. The
-    /// component decides nothing. Says which resources would no longer exclude each other, which plans and decisions differ,
+    /// The proxy asks the component beside its clients' requests, which do not wait for it, with the same requests, queues and
+    /// leases. The component decides nothing. Says which resources would no longer exclude each other, which plans and decisions differ,
     /// and which calls fail. Only the requests at this proxy are seen. Waits for the end of the shadow; Ctrl-C ends it. Exits
     /// with 7 if the component does what --fail-on names.
     ///

@@ -66,7 +66,7 @@ impl PolicySigners {
         };
         let keys: Vec<Signer> = section.texts("signers", parse).unwrap_or_default();
         let approvals = section.integer("approvals", 1..=16, 1);
-        if section.holds("approvals") && approvals > keys.len() {
+        if approvals > keys.len().max(1) {
             let what = format!("is {approvals}, and there are {} signers", keys.len());
             section.complain("approvals", what);
         }
@@ -79,8 +79,8 @@ impl PolicySigners {
 pub struct PushGuard {
     /// How long the version is watched. Zero: not at all.
     pub watch: Duration,
-    /// The most plans that may fail, unless as large a share failed before.
-    pub failed: u64,
+    /// By how many percentage points the share of failed plans may exceed that of the version before. 100: by any number.
+    pub failed_points: f64,
     /// By how many percentage points the share of refused requests may exceed that of the version before.
     pub refused_points: f64,
 }
@@ -90,7 +90,7 @@ impl PushGuard {
     fn read(section: &Section<'_>) -> PushGuard {
         let guard = PushGuard {
             watch: section.seconds("watch_s", 0..=86_400, 300),
-            failed: section.integer("failed", 0..=1_000_000, 10),
+            failed_points: f64::from(section.integer("failed_points", 0..=100, 1_u32)),
             refused_points: f64::from(section.integer("refused_points", 0..=100, 100_u32)),
         };
         section.finish();

@@ -50,7 +50,7 @@ impl Fleet {
         let generation = prepared.generation().clone();
         self.0.prepared.lock().insert(name.to_owned(), prepared);
         // If the canary has ended, or has got another share, the record has another number.
-        let changed = match self.propose(name, record.seq, &generation).await {
+        let changed = match self.propose(name, record.seq, &generation, None).await {
             Ok(Some(changed)) => Ok(changed),
             Ok(None) => {
                 let why = "the canary has changed meanwhile, or has ended; `lockkeeper policy list` shows it";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::drive::{self, Trouble};
 use super::machine::{self, Beginning, Fate};
-use super::{Fleet, Stage, component_of, version_of};
+use super::{Fleet, Stage, component_of, relapse, version_of};
 use crate::clock;
 use crate::policy::{Generation, Prepared};
 use crate::store::StoreError;
@@ -56,6 +56,9 @@ pub enum ChangeError {
     /// This proxy cannot check now the version that a rollback would restore.
     #[error("{0}")]
     Overloaded(String),
+    /// The version before was rolled back by itself, for this reason.
+    #[error("the version before was {0}; push it if it is to be live again")]
+    CameBack(String),
     /// The record of the policy with this name has no previous generation to restore.
     #[error("policy `{0}` has no earlier generation to go back to")]
     NothingToRollBack(String),
@@ -77,6 +80,11 @@ impl Fleet {
     /// # Errors
     /// The change was not started, or was called off: the old generation stays live.
     pub async fn change(&self, prepared: Prepared) -> Result<Changed, ChangeError> {
+        self.change_with(prepared, None).await
+    }
+
+    /// As [`Fleet::change`]. `note`: what the record says of the change, whose version is then not watched.
+    async fn change_with(&self, prepared: Prepared, note: Option<&str>) -> Result<Changed, ChangeError> {
         let generation = prepared.generation().clone();
         let (name, version) = (generation.name(), version_of(&generation));
         let mut views = self.0.view.subscribe();
@@ -98,7 +106,7 @@ impl Fleet {
                     if let Prepared::Changed(_) = &prepared {
                         self.0.prepared.lock().insert(name.to_owned(), prepared.clone());
                     }
-                    self.propose(name, seq, &generation).await?
+                    self.propose(name, seq, &generation, note).await?
                 }
             };
             if let Some(changed) = begun {
@@ -116,8 +124,14 @@ impl Fleet {
     pub async fn roll_back(&self, name: &str) -> Result<Changed, ChangeError> {
         self.is_member()?;
         let record = self.fresh_record(name).await.ok_or(ChangeError::Superseded)?;
+        if let Some(candidate) = record.candidate.as_ref().filter(|_| relapse::is_by_itself(&record)) {
+            return self.outcome(name, record.seq, candidate).await;
+        }
         if !record.is_settled() {
             return self.call_off(&record).await?.ok_or(ChangeError::Superseded);
+        }
+        if let Some(why) = record.note.clone().filter(|_| relapse::is_by_itself(&record)) {
+            return Err(ChangeError::CameBack(why));
         }
         let previous = record.previous.clone();
         let previous = previous.ok_or_else(|| ChangeError::NothingToRollBack(name.to_owned()))?;
@@ -127,7 +141,9 @@ impl Fleet {
             Trouble::Store(error) => ChangeError::Store(error),
             Trouble::Changed => ChangeError::Superseded,
         })?;
-        self.change(prepared).await
+        let proxy = machine::shown(self.0.state.lock().id);
+        let note = format!("an operator rolled back {} at proxy {proxy}", record.live.digest);
+        self.change_with(prepared, Some(&note)).await
     }
 
     /// The record of a policy, read from now on.
@@ -143,14 +159,15 @@ impl Fleet {
         name: &str,
         seq: u64,
         generation: &Generation,
+        note: Option<&str>,
     ) -> Result<Option<Changed>, ChangeError> {
         let component = component_of(generation);
-        let version = component.version.clone();
-        if !self.0.registry.propose(name.to_owned(), seq, component, None).await? {
+        let (version, note) = (component.version.clone(), note.map(str::to_owned));
+        if !self.0.registry.propose(name.to_owned(), seq, component, note.clone()).await? {
             return Ok(None);
         }
         tracing::info!(policy = &**generation.id(), "a policy change on all proxies begins");
-        self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone(), None));
+        self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone(), note));
         self.0.hurry.notify_one();
         self.outcome(name, seq + 1, &version).await.map(Some)
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::machine::{self, FleetAction, Joining, Newcomer, PolicyVersions};
-use super::{Fleet, Records, Stage, host, version_of, versions};
+use super::{Fleet, Records, Stage, host, relapse, version_of, versions};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::latest;
@@ -502,7 +502,11 @@ impl Fleet {
             service.go_live(next).await?;
             self.0.metrics.fleet.change("live");
             if let Some(why) = &record.note {
-                policies.note(&record.name, format!("a version was rolled back: {why}"));
+                policies.end_watch(&record.name);
+                if relapse::is_by_itself(record) {
+                    policies.note(&record.name, why.clone());
+                    self.0.metrics.fleet.change("rolled_back");
+                }
             }
         } else if record.candidate.is_none() && naming.candidate.is_some() {
             policies.name_with(&record.name, None);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Fleet;
 use super::change::{ChangeError, Changed};
+use super::{Fleet, relapse};
 use crate::policy::{Digest, Generation, Policies, PolicyStatus, Prepared, Rejection};
 
 /// The result of a push or rollback that was accepted.
@@ -67,6 +67,25 @@ impl Fleet {
             }
             (changed, _) => self.pushed(name, changed),
         }
+    }
+
+    /// As [`Fleet::push`], for a file that has changed on this proxy. Files change on one proxy after another: a file does not bring
+    /// back the version that the proxies have rolled back by themselves.
+    ///
+    /// # Errors
+    /// Those of [`Fleet::push`].
+    pub async fn push_file(&self, name: &str, component: Bytes) -> Result<Pushed, PushError> {
+        let view = self.0.view.borrow().clone();
+        if let Some(record) = view.record(name)
+            && let Some(version) = relapse::rolled_back(record)
+            && version.digest == Digest::of(&component).to_string()
+        {
+            let why = record.note.clone().unwrap_or_default();
+            let why = format!("the file has the version that was {why}; push it if it is to be live again");
+            tracing::warn!(policy = name, "a changed file is not loaded: {why}");
+            return Err(PushError::Refused(why));
+        }
+        self.push(name, component).await
     }
 
     /// The digest of the policy's canary, if this component is neither the canary nor what is live.
@@ -137,26 +156,30 @@ impl Fleet {
         component: Bytes,
     ) -> Result<(Arc<Generation>, Generation), PushError> {
         let policy = name.to_owned();
-        self.checked(name, move |policies| policies.load_beside(&policy, &component)).await
+        // It would replace nothing, so a refusal is not recorded.
+        let refused = |rejection: Rejection| match rejection {
+            Rejection::Unknown { .. } => PushError::Unknown,
+            rejection if rejection.is_passing() => PushError::Overloaded(rejection.to_string()),
+            rejection => PushError::Refused(rejection.to_string()),
+        };
+        self.checked(move |policies| policies.load_beside(&policy, &component)).await?.map_err(refused)
     }
 
     /// Checks a component that is to replace the live one, with the policy's current settings.
     pub(super) async fn check(&self, name: &str, component: Bytes) -> Result<Prepared, PushError> {
         let policy = name.to_owned();
-        self.checked(name, move |policies| policies.prepare(&policy, &component, None)).await
+        let checked = self.checked(move |policies| policies.prepare(&policy, &component, None)).await?;
+        checked.map_err(|rejection| self.refused(name, &rejection))
     }
 
     async fn checked<T: Send + 'static>(
         &self,
-        name: &str,
         check: impl FnOnce(&Policies) -> Result<T, Rejection> + Send + 'static,
-    ) -> Result<T, PushError> {
+    ) -> Result<Result<T, Rejection>, PushError> {
         let policies = self.0.policies.clone();
         let checks = move || check(&policies);
         let checked = tokio::task::spawn_blocking(checks).await;
-        let checked =
-            checked.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;
-        checked.map_err(|rejection| self.refused(name, &rejection))
+        checked.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))
     }
 
     /// Records a rejection.
@@ -181,7 +204,9 @@ impl From<ChangeError> for PushError {
         match error {
             ChangeError::CalledOff(why) | ChangeError::Refused(why) => PushError::Refused(why),
             // No component was refused, so there is nothing to record.
-            ChangeError::NothingToRollBack(_) => PushError::Refused(error.to_string()),
+            ChangeError::NothingToRollBack(_) | ChangeError::CameBack(_) => {
+                PushError::Refused(error.to_string())
+            }
             ChangeError::Busy { .. } | ChangeError::Tried(_) => PushError::Busy(error.to_string()),
             ChangeError::Overloaded(why) => PushError::Overloaded(why),
             error => PushError::Unavailable(error.to_string()),

@@ -1,26 +1,61 @@
-//! A version that exceeds its guard shortly after it went live goes back by itself.
+//! A version that exceeds its guard goes back by itself.
 //!
-//! Each proxy compares what the live version answers with what the version before answered. The first one that finds the guard
-//! exceeded proposes the version before, as an operator's rollback would. The record says why until the next change, and a
-//! version that came back by itself is not watched, so two versions cannot replace each other again and again.
+//! Each proxy compares what a version answers with what the version before answered: a candidate while claims take the keys of both,
+//! and a live version shortly after it went live. The first proxy that finds the guard exceeded calls the change off, or proposes the
+//! version before. The record says why. A version that comes back is not watched, by itself or by an operator, so two versions
+//! cannot replace each other again and again; and no file that changes late brings the other one back.
 
 use super::drive::Trouble;
 use super::{Fleet, component_of, machine};
 use crate::audit::Entry;
-use crate::store::registry::{PolicyRecord, View};
+use crate::coverage::{Branch, reached};
+use crate::store::registry::{PolicyRecord, PolicyVersion, View};
+
+/// How the reason in a record begins whose live version or candidate comes back by itself.
+const BY_ITSELF: &str = "rolled back by itself: ";
+
+/// Whether the version before comes back by itself, or has come back.
+pub(super) fn is_by_itself(record: &PolicyRecord) -> bool {
+    record.note.as_ref().is_some_and(|why| why.starts_with(BY_ITSELF))
+}
+
+/// The version that was rolled back by itself, if the record is about that.
+pub(super) fn rolled_back(record: &PolicyRecord) -> Option<&PolicyVersion> {
+    let rolled_back = if record.candidate.is_some() { Some(&record.live) } else { record.previous.as_ref() };
+    rolled_back.filter(|_| is_by_itself(record))
+}
 
 impl Fleet {
-    /// Rolls back the live version of a policy if it has exceeded its guard on this proxy. Tells whether the record has changed.
+    /// Calls off the change of a policy, or rolls back its live version, if the guard is exceeded on this proxy. Tells whether the
+    /// record has changed.
     pub(super) async fn watch_live(&self, view: &View, record: &PolicyRecord) -> bool {
-        if !record.is_settled() || record.note.is_some() {
-            return false;
+        let (policies, name) = (&self.0.policies, record.name.as_str());
+        if record.candidate.is_some() {
+            let why = policies.candidate_exceeded(name).filter(|_| record.note.is_none());
+            return match why {
+                Some(why) => self.call_off_by_itself(record, &why).await,
+                None => false,
+            };
         }
+        let Some(previous) = &record.previous else { return false };
         // A proxy that joins has known the version for a shorter time than the fleet.
         let known_us = view.now.us_since(record.since);
-        match self.0.policies.exceeded(&record.name, known_us) {
+        match policies.exceeded(name, &previous.digest, known_us) {
             Some(why) => self.relapse(record, &why).await,
             None => false,
         }
+    }
+
+    async fn call_off_by_itself(&self, record: &PolicyRecord, why: &str) -> bool {
+        let (name, seq) = (record.name.as_str(), record.seq);
+        let why = format!("proxy {}: {why}", machine::shown(self.0.state.lock().id));
+        let ended = self.0.registry.call_off(name.to_owned(), seq, why.clone()).await.unwrap_or(false);
+        if ended {
+            tracing::error!(policy = name, "the policy change is called off: {why}");
+            self.by_itself("policy.rollback", name, &why);
+            self.0.view.send_modify(|view| machine::called_off(view, name, seq, &why));
+        }
+        ended
     }
 
     /// Proposes the version before the live one, because of `why`. Tells whether the record has changed.
@@ -29,7 +64,8 @@ impl Fleet {
         let Some(previous) = record.previous.as_ref().filter(|_| self.is_member().is_ok()) else {
             return false;
         };
-        let why = format!("proxy {}: {why} ({})", machine::shown(self.0.state.lock().id), record.live.digest);
+        let proxy = machine::shown(self.0.state.lock().id);
+        let why = format!("{BY_ITSELF}proxy {proxy}: {why} ({})", record.live.digest);
         let prepared = match self.prepared(record, previous).await {
             Ok(prepared) => prepared,
             Err(Trouble::Refused(refusal)) => {
@@ -39,18 +75,24 @@ impl Fleet {
                 policies.end_watch(name);
                 return false;
             }
-            // Tried again at the next heartbeat.
-            Err(_) => return false,
+            Err(trouble) => {
+                tracing::warn!(policy = name, "a version cannot be rolled back yet: {trouble}; {why}");
+                return false;
+            }
         };
         let component = component_of(prepared.generation());
         let (seq, version) = (record.seq, component.version.clone());
         self.0.prepared.lock().insert(name.to_owned(), prepared);
-        let proposed = self.0.registry.propose(name.to_owned(), seq, component, Some(why.clone())).await;
-        if !proposed.unwrap_or(false) {
-            return false;
+        match self.0.registry.propose(name.to_owned(), seq, component, Some(why.clone())).await {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(error) => {
+                tracing::warn!(policy = name, %error, "a version may not have been rolled back: {why}");
+                return false;
+            }
         }
-        tracing::error!(policy = name, "a version is rolled back: {why}");
-        self.0.metrics.fleet.change("rolled_back");
+        reached(Branch::Relapses);
+        tracing::error!(policy = name, "a version is being {why}");
         self.by_itself("policy.rollback", name, &why);
         self.0.view.send_modify(|view| machine::proposed(view, name, seq, version, Some(why)));
         true

@@ -62,8 +62,17 @@ impl ActivePolicy {
 struct History {
     since_us: u64,
     last_error: Option<String>,
-    /// When the live version replaced another one, and what that one had answered. `None` once it is not watched.
-    replaced: Option<(Instant, Answered)>,
+    /// What the live version has replaced. `None` if the live version is not watched.
+    replaced: Option<Replaced>,
+}
+
+/// A generation that another one has replaced.
+#[derive(Clone, Copy, Debug)]
+struct Replaced {
+    at: Instant,
+    digest: Digest,
+    /// What it had answered until then.
+    answered: Answered,
 }
 
 /// A generation that passed every check but is not live yet.
@@ -200,7 +209,8 @@ impl Policies {
         let next = ActivePolicy { live: Arc::clone(&generation), candidate: None, canary: None };
         let before = policy.live();
         before.retire();
-        history.replaced = Some((clock::now(), before.answers()));
+        let (at, digest) = (clock::now(), before.digest());
+        history.replaced = Some(Replaced { at, digest, answered: before.answers() });
         policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);
@@ -230,16 +240,23 @@ impl Policies {
         ended.filter(|ended| goes_on != Some(ended.number())).into_iter().for_each(|ended| ended.retire());
     }
 
-    /// How the live version has exceeded its guard, if it has and is still watched. `known_us`: how long it has been live on
-    /// all proxies.
-    pub fn exceeded(&self, name: &str, known_us: u64) -> Option<String> {
+    /// How the live version has exceeded its guard, if it has, is still watched, and has replaced the version with the digest
+    /// `previous` here. `known_us`: how long it has been live on all proxies.
+    pub fn exceeded(&self, name: &str, previous: &str, known_us: u64) -> Option<String> {
         let policy = self.0.policies.get(name)?;
-        let (since, before) = policy.history.lock().replaced?;
+        let Replaced { at, digest, answered } = policy.history.lock().replaced?;
         let watch_us = u64::try_from(policy.guard.watch.as_micros()).unwrap_or(u64::MAX);
-        if known_us.max(clock::now().us_since(since)) >= watch_us {
+        if known_us.max(clock::now().us_since(at)) >= watch_us || digest.to_string() != previous {
             return None;
         }
-        policy.live().answers().exceeds(&before, &policy.guard)
+        exceeded_by(&policy.live(), &answered, &policy.guard)
+    }
+
+    /// How a candidate, whose plans are asked for beside those of the live version, has exceeded the policy's guard.
+    pub fn candidate_exceeded(&self, name: &str) -> Option<String> {
+        let policy = self.0.policies.get(name).filter(|policy| !policy.guard.watch.is_zero())?;
+        let active = policy.active.load();
+        exceeded_by(active.candidate.as_ref()?, &active.live.answers(), &policy.guard)
     }
 
     /// The live version is not watched any more.
@@ -323,6 +340,12 @@ impl Policy {
             canary: self.active.load().canary.as_ref().map(|canary| canary.seen()),
         }
     }
+}
+
+fn exceeded_by(generation: &Generation, before: &Answered, guard: &PushGuard) -> Option<String> {
+    let why = generation.answers().exceeds(before, guard)?;
+    let last = generation.last_fault().map(|fault| format!(" (the last failure: {fault})"));
+    Some(why + &last.unwrap_or_default())
 }
 
 fn read(source: &PolicySource, max: usize) -> Result<Vec<u8>, Rejection> {

@@ -7,9 +7,10 @@ use crate::config::PushGuard;
 
 /// How many requests each version must have answered before the shares that they refuse are compared.
 const ENOUGH: u64 = 200;
-/// By how many percentage points the share of failed plans must exceed that of the version before: one odd request does not
-/// make a version go back.
-const FAILED_POINTS: f64 = 1.0;
+/// How many plans must have failed: one odd request does not make a version go back.
+const FEW: u64 = 10;
+/// If the version before has answered fewer requests here, only a version that fails for most of its requests goes back.
+const KNOWN: u64 = 20;
 
 /// The answers of a version to the requests of clients.
 #[derive(Debug, Default)]
@@ -59,12 +60,14 @@ impl Answered {
     /// Why a version with these answers goes back to the version with the answers `before`.
     pub fn exceeds(&self, before: &Answered, guard: &PushGuard) -> Option<String> {
         let (failed, failed_before) = (self.share(self.failed), before.share(before.failed));
-        if self.failed > guard.failed && failed > failed_before + FAILED_POINTS {
+        let bound = if before.total() >= KNOWN { failed_before + guard.failed_points } else { 50.0 };
+        if self.failed >= FEW && failed > bound && guard.failed_points < 100.0 {
             return Some(format!(
-                "it failed to plan {} of {} requests, and {} are allowed; the version before failed for {failed_before:.1} %",
+                "it failed to plan {} of {} requests, and the version before {} of {}",
                 self.failed,
                 self.total(),
-                guard.failed
+                before.failed,
+                before.total()
             ));
         }
         let (refused, refused_before) = (self.share(self.refused), before.share(before.refused));
@@ -92,18 +95,25 @@ mod tests {
     fn a_version_that_fails_more_often_than_the_one_before_goes_back() {
         let guard = PushGuard::default();
         let good = answered(1_000, 0, 0);
-        assert!(answered(0, 0, 11).exceeds(&good, &guard).unwrap().starts_with("it failed to plan 11 of 11"));
-        assert!(
-            answered(0, 0, 11).exceeds(&Answered::default(), &guard).is_some(),
-            "nothing is known of the one before"
-        );
-        assert_eq!(answered(0, 0, 10).exceeds(&good, &guard), None, "so many are allowed");
+        let why = answered(0, 0, 10).exceeds(&good, &guard).unwrap();
+        assert_eq!(why, "it failed to plan 10 of 10 requests, and the version before 0 of 1000");
+        assert_eq!(answered(0, 0, 9).exceeds(&good, &guard), None, "too few to tell");
         assert_eq!(answered(10_000, 0, 50).exceeds(&good, &guard), None, "a small share");
+        assert!(answered(10_000, 0, 150).exceeds(&good, &guard).is_some());
         assert_eq!(
             answered(50, 0, 50).exceeds(&answered(40, 0, 60), &guard),
             None,
             "the one before was no better"
         );
+        let tolerant = PushGuard { failed_points: 100.0, ..guard };
+        assert_eq!(answered(0, 0, 500).exceeds(&good, &tolerant), None);
+    }
+
+    #[test]
+    fn a_version_goes_back_to_an_unknown_one_only_if_it_fails_for_most_requests() {
+        let (guard, unknown) = (PushGuard::default(), answered(19, 0, 0));
+        assert!(answered(5, 0, 10).exceeds(&unknown, &guard).is_some());
+        assert_eq!(answered(15, 0, 15).exceeds(&unknown, &guard), None);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use serde::Serialize;
 use crate::policy::{Fault, Generation, Hook, Observed, Plan, PlanError, PlanRequest};
 use crate::replay::{Arrival, Load, PlanDiff, Planned, Plans, in_words};
 
-/// How many different requests are kept, to say which of them exclude each other.
+/// How many different requests are kept, to say which of them exclude each other, and how many bytes they and their plans may
+/// have.
 const KEPT: usize = 10_000;
+const KEPT_BYTES: usize = 32 << 20;
 /// The longest text of an example, in characters.
 const SHOWN: usize = 200;
 
@@ -45,19 +47,20 @@ pub(super) enum Compared {
 }
 
 impl Compared {
-    pub fn as_str(self) -> &'static str {
+    /// The name in metrics; `None` if nothing was compared.
+    pub fn as_str(self) -> Option<&'static str> {
         match self {
-            Compared::Same => "same",
-            Compared::Different => "different",
-            Compared::Failed => "failed",
-            Compared::LiveFailed => "live_failed",
-            Compared::Lacking => "lacking",
+            Compared::Same => Some("same"),
+            Compared::Different => Some("different"),
+            Compared::Failed => Some("failed"),
+            Compared::LiveFailed => Some("live_failed"),
+            Compared::Lacking => None,
         }
     }
 }
 
 /// The answers of the two versions so far.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Comparison {
     hooks: BTreeMap<Hook, HookDiff>,
     fault: Option<String>,
@@ -67,6 +70,7 @@ pub(super) struct Comparison {
     requests: Vec<PlanRequest>,
     before: Vec<Planned>,
     after: Vec<Planned>,
+    bytes: usize,
     is_full: bool,
 }
 
@@ -125,15 +129,15 @@ impl Comparison {
         next: Option<Result<R, Fault>>,
         asked: impl Fn() -> String,
     ) -> Compared {
+        let Some(next) = next else { return Compared::Lacking };
         let (compared, example) = match (live, next) {
-            (_, None) => (Compared::Lacking, None),
             (None, _) => (Compared::LiveFailed, None),
-            (Some(_), Some(Err(fault))) => {
+            (Some(_), Err(fault)) => {
                 self.fault.get_or_insert_with(|| format!("{}: {fault}", asked()));
                 (Compared::Failed, None)
             }
-            (Some(live), Some(Ok(next))) if live == next => (Compared::Same, None),
-            (Some(live), Some(Ok(next))) => (Compared::Different, Some((live, next))),
+            (Some(live), Ok(next)) if live == next => (Compared::Same, None),
+            (Some(live), Ok(next)) => (Compared::Different, Some((live, next))),
         };
         let counts = self.counts(hook);
         counts.count(compared);
@@ -156,10 +160,16 @@ impl Comparison {
         if self.known.contains(&hash) {
             return;
         }
-        if self.requests.len() >= KEPT {
+        let bytes = size(&request)
+            + [&before, &after]
+                .map(|planned| planned.plan().map_or(0, |plan| size_of_plan(plan)))
+                .iter()
+                .sum::<usize>();
+        if self.requests.len() >= KEPT || self.bytes + bytes > KEPT_BYTES {
             self.is_full = true;
             return;
         }
+        self.bytes += bytes;
         self.known.insert(hash);
         // The comparison reads the name, the labels and the mode. A body may be long.
         self.requests.push(PlanRequest { http: None, ..request });
@@ -194,7 +204,6 @@ impl HookDiff {
     fn count(&mut self, compared: Compared) {
         match compared {
             Compared::LiveFailed => self.live_failed += 1,
-            Compared::Lacking => {}
             compared => {
                 self.calls += 1;
                 self.different += u64::from(compared == Compared::Different);
@@ -202,6 +211,19 @@ impl HookDiff {
             }
         }
     }
+}
+
+/// About how many bytes a request takes.
+fn size(request: &PlanRequest) -> usize {
+    let labels: usize = request.labels.iter().map(|(name, value)| name.len() + value.len() + 48).sum();
+    request.resource.len() + request.owner.len() + labels + size_of::<PlanRequest>()
+}
+
+/// About how many bytes a plan takes.
+fn size_of_plan(plan: &Plan) -> usize {
+    let keys: usize = plan.keys.iter().map(|key| key.as_str().len() + 32).sum();
+    let labels: usize = plan.labels.iter().map(|(name, value)| name.len() + value.len() + 32).sum();
+    keys + labels + plan.group.len() + size_of::<Plan>()
 }
 
 fn shortened(text: String) -> String {
@@ -307,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn what_is_kept_is_bounded_in_number_and_in_bytes() {
         let [live] = policies([("default", json!({}))]);
         let mut comparison = Comparison::default();
         for n in 0..=KEPT {
@@ -316,5 +338,13 @@ mod tests {
         assert!(comparison.is_full());
         assert_eq!(comparison.plans().requests, KEPT);
         assert_eq!(comparison.hooks()[0].calls, KEPT as u64 + 1);
+        let mut comparison = Comparison::default();
+        for n in 0..100 {
+            let labels = vec![("label".to_owned(), "x".repeat(1 << 20))];
+            let request = PlanRequest { labels, ..request(&format!("orders/{n}"), 0) };
+            comparison.compare(&live, &live, asked(&live, request));
+        }
+        assert!(comparison.is_full() && comparison.bytes <= KEPT_BYTES, "{}", comparison.bytes);
+        assert!((20..33).contains(&comparison.plans().requests));
     }
 }

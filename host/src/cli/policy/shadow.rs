@@ -30,7 +30,7 @@ pub struct ShadowArgs {
     #[arg(long = "for", value_name = "TIME", value_parser = args::duration_ms, default_value = "10m", requires = "source")]
     length: u32,
     /// Return at once; the shadow goes on, and the command without FILE shows its report
-    #[arg(long, requires = "source")]
+    #[arg(long, requires = "source", conflicts_with = "fail_on")]
     detach: bool,
     /// End the shadow that runs, and show its report
     #[arg(long, conflicts_with = "source")]
@@ -42,6 +42,8 @@ pub struct ShadowArgs {
 
 /// How often the proxy is asked whether the shadow is over.
 const LOOK: Duration = Duration::from_secs(1);
+/// How many looks in a row may fail.
+const FAILURES: u32 = 5;
 /// The progress is shown once in so many looks.
 const PROGRESS: u64 = 10;
 
@@ -80,19 +82,36 @@ pub async fn run(args: &ShadowArgs, options: &Options) -> Result<(), Failure> {
 /// Waits for the end of the shadow. Ctrl-C ends it.
 async fn until_over(client: &Client, path: &str) -> Result<Value, Failure> {
     let shows = std::io::stderr().is_terminal();
-    let mut looks = 0_u64;
+    let brief = format!("{path}?plans=false");
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    let (mut looks, mut failures) = (0_u64, 0);
     loop {
         looks += 1;
-        let stopped = tokio::select! {
-            _ = tokio::signal::ctrl_c() => true,
-            () = tokio::time::sleep(LOOK) => false,
+        let looked = async {
+            tokio::time::sleep(LOOK).await;
+            client.get(&brief).await
         };
-        if stopped {
-            return client.call(Method::DELETE, path, Bytes::new(), PUSH_TIMEOUT).await;
-        }
-        let report = client.get(path).await?;
+        let report = tokio::select! {
+            _ = &mut interrupted => {
+                return client.call(Method::DELETE, path, Bytes::new(), PUSH_TIMEOUT).await;
+            }
+            report = looked => report,
+        };
+        let report = match report {
+            Ok(report) => report,
+            Err(failure) if failures < FAILURES && failure.is_of_the_server() => {
+                failures += 1;
+                continue;
+            }
+            Err(failure) => {
+                output::complain("the shadow goes on; the command without FILE shows its report");
+                return Err(failure);
+            }
+        };
+        failures = 0;
         if report["state"] != "running" {
-            return Ok(report);
+            return client.get(path).await;
         }
         if shows && looks.is_multiple_of(PROGRESS) {
             output::complain(&progress(&report));
@@ -131,7 +150,17 @@ fn failed(report: &Value, conditions: &[Failing]) -> Result<Vec<String>, Failure
             .or_else(|| Some("not all requests were compared: there were too many".to_owned())),
         condition => condition.of_plans(&plans),
     };
-    Ok(conditions.iter().filter_map(met).collect())
+    let mut failed: Vec<String> = conditions.iter().filter_map(met).collect();
+    if !conditions.is_empty() {
+        let count = |hook: &Value| hook["calls"].as_u64().unwrap_or_default();
+        if report["hooks"].as_array().into_iter().flatten().map(count).sum::<u64>() == 0 {
+            failed.push("nothing was compared".to_owned());
+        }
+        if let Some(state @ ("replaced" | "failed")) = report["state"].as_str() {
+            failed.push(format!("the shadow ended early: {state}"));
+        }
+    }
+    Ok(failed)
 }
 
 fn print(report: &Value) -> Result<(), Failure> {

@@ -175,8 +175,7 @@ impl Table {
         }
     }
 
-    /// The chosen waiter. If it is a reader, the readers at the head of the queue come with it: they take nothing from a waiter
-    /// that could have been chosen.
+    /// The chosen waiter. If it is a reader, the readers at the head of the queue come with it: the key is shared anyway.
     fn with_readers(&self, chosen: WaiterId, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {
         let mut items = vec![BatchItem::Acquire { waiter: chosen }];
         let mode = |id| self.waiters.get(&id).map(|entry| entry.waiter.claim.mode);

@@ -70,7 +70,7 @@ pub fn roll_back(fleet: &Fleet, policy: &'static str) -> impl Future<Output = Ch
     async move {
         if let Some(record) = fleet.fresh_record(policy).await
             && record.is_settled()
-            && record.seq.is_multiple_of(2)
+            && (record.seq / 2).is_multiple_of(2)
             && fleet.relapse(&record, "the search has rolled it back").await
         {
             return Ok("by itself".to_owned());

@@ -79,9 +79,9 @@ fn a_denial_names_the_global_queue_and_the_turn_of_another_proxy() {
         lease = world.granted(&of("p", n + 3)).0;
     }
     assert_eq!(world.release(&lease, 99), RELEASED);
-    assert_eq!(world.held(&of("p", 100)).cause, Cause::Turn);
     let record = world.records.get(&keys(&["a"])[0]).unwrap();
     assert_eq!(["p", "q"].map(|own| others_wait(record, own, &world.env)), [true, false]);
+    assert_eq!(world.held(&of("p", 100)).cause, Cause::Turn);
 }
 
 /// What is shown is what the store would answer, and showing it changes nothing.
