@@ -163,7 +163,7 @@ impl Shadows {
     /// [`ShadowError`]: why there is no shadow.
     pub fn begin(
         &self,
-        live: Arc<Generation>,
+        live: &Arc<Generation>,
         candidate: Generation,
         terms: ShadowTerms,
     ) -> Result<(), ShadowError> {

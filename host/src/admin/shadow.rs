@@ -23,7 +23,7 @@ pub async fn begin(
     let component = policies::component(admin, principal, name, request).await?;
     let loaded = admin.fleet.load_beside(name, component).await;
     let (live, candidate) = loaded.map_err(|error| admin.refused(principal, name, error))?;
-    admin.shadows.begin(live, candidate, terms).map_err(|error| match error {
+    admin.shadows.begin(&live, candidate, terms).map_err(|error| match error {
         ShadowError::Busy => Problem::new(Code::Conflict, error.to_string()).with("policy", name),
         ShadowError::Thread(_) => Problem::new(Kind::OVERLOADED, error.to_string()),
     })?;

@@ -28,7 +28,7 @@ pub struct PolicyConfig {
 }
 
 /// Who must have signed the components of a policy. Without keys, anybody may write them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PolicySigners {
     /// The keys of the signers.
     pub keys: Vec<Signer>,
@@ -53,6 +53,12 @@ impl Signer {
             format!("`{text}` is not a public key of minisign: it must be the second line of minisign.pub")
         })?;
         Ok(Signer { key })
+    }
+}
+
+impl Default for PolicySigners {
+    fn default() -> PolicySigners {
+        PolicySigners { keys: Vec::new(), approvals: 1 }
     }
 }
 

@@ -75,7 +75,7 @@ impl Compilations {
                     return Ok(component);
                 }
                 Err(rejection) => {
-                    tracing::warn!(%rejection, "a compiled policy is not used; it is compiled again")
+                    tracing::warn!(%rejection, "a compiled policy is not used; it is compiled again");
                 }
             }
         }

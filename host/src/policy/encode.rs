@@ -163,7 +163,7 @@ impl Shape {
                     }
                 }
                 Payload::CustomSection(section) => {
-                    shape.typed |= section.name().starts_with("component-type")
+                    shape.typed |= section.name().starts_with("component-type");
                 }
                 _ => {}
             }

@@ -142,7 +142,7 @@ impl Comparison {
         let counts = self.counts(hook);
         counts.count(compared);
         if let Some((live, next)) = example {
-            let texts = || [asked(), format!("{live:?}"), format!("{next:?}")].map(shortened);
+            let texts = || [asked(), format!("{live:?}"), format!("{next:?}")].map(|text| shortened(&text));
             counts.example.get_or_insert_with(texts);
         }
         compared
@@ -226,7 +226,7 @@ fn size_of_plan(plan: &Plan) -> usize {
     keys + labels + plan.group.len() + size_of::<Plan>()
 }
 
-fn shortened(text: String) -> String {
+fn shortened(text: &str) -> String {
     text.chars().take(SHOWN).collect()
 }
 
@@ -243,7 +243,7 @@ mod tests {
         let engine = Engine::new(&EngineLimits::default(), Compiler::InProcess).unwrap();
         all.map(|(name, settings)| {
             let settings: Map<String, Value> = settings.as_object().cloned().unwrap_or_default();
-            load_file("default", &builtin(name).unwrap(), &settings, &engine, &Limits::default()).unwrap()
+            load_file("default", builtin(name).unwrap(), &settings, &engine, &Limits::default()).unwrap()
         })
     }
 

@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(one, name(b"a", true, &limits));
         assert_ne!(one, name(b"b", true, &limits));
         assert_ne!(one, name(b"a", false, &limits));
-        let smaller = EngineLimits { memory_bytes: 65_536, ..limits.clone() };
+        let smaller = EngineLimits { memory_bytes: 65_536, ..limits };
         assert_ne!(one, name(b"a", true, &smaller), "the component was not checked with this limit");
     }
 }

@@ -216,7 +216,7 @@ fn the_rule_of_the_store_is_passed_on_until_the_key_is_free() {
             Denial { key, cause, holder: None, free_in_us, next_waiter: next_waiter.clone(), joined };
         scene.answer_with(Ok(Outcome::Held(denial)));
         let blocked = Reason::Blocked { cause, holder: None, free_in_ms: 7_000, next_waiter };
-        assert_eq!(scene.reasons(), [blocked.clone()]);
+        assert_eq!(scene.reasons(), std::slice::from_ref(&blocked));
         scene.handle(Event::Wake(self::key(0)));
         assert!(!scene.submitted.is_empty());
         assert_eq!(
