@@ -22,7 +22,7 @@ const OF_SMALL: u32 = 1;
 const PRINTS: Duration = Duration::from_millis(150);
 /// How long each load is recorded or measured.
 const MEASURED: Duration = Duration::from_secs(6);
-/// Until the waits are those of the policy that is live.
+/// How long it takes until no waiter is left from before the policy went live.
 const SETTLED: Duration = Duration::from_secs(2);
 /// How long the story waits for a canary.
 const PATIENCE: Duration = Duration::from_secs(240);

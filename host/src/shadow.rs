@@ -13,15 +13,15 @@ mod comparison;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use comparison::Comparison;
 pub use comparison::HookDiff;
+use comparison::{Comparison, Kept};
 
 use crate::clock;
 use crate::lock::Instant;
@@ -97,8 +97,6 @@ struct Shared {
     began: Instant,
     comparison: Mutex<Comparison>,
     dropped: AtomicU64,
-    /// An operator has ended it.
-    is_stopped: AtomicBool,
     end: Mutex<Option<(State, Instant)>>,
     metrics: Metrics,
 }
@@ -180,11 +178,10 @@ impl Shadows {
             began: clock::now(),
             comparison: Mutex::default(),
             dropped: AtomicU64::new(0),
-            is_stopped: AtomicBool::new(false),
             end: Mutex::new(None),
             metrics: self.0.metrics.clone(),
         });
-        // Before the thread starts, which may end at once.
+        // The live version is observed before the thread starts, because the thread may end at once.
         let tap = Tap { share: Share::of(terms.share / 100.0), calls, shared: shared.clone() };
         live.observe(Some(Box::new(tap)));
         let (theirs, policies) = (shared.clone(), self.0.policies.clone());
@@ -211,7 +208,6 @@ impl Shadows {
     /// Ends the shadow of a policy.
     pub fn end(&self, name: &str) {
         if let Some(shadow) = self.0.all.lock().get(name) {
-            shadow.is_stopped.store(true, Relaxed);
             shadow.ends(State::Stopped);
         }
     }
@@ -229,8 +225,8 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return self.ends(State::Stopped),
             };
-            if self.is_stopped.load(Relaxed) {
-                return self.ends(State::Stopped);
+            if self.state() != State::Running {
+                return;
             }
             if policies.get(name).is_none_or(|now| now.number() != self.live.number()) {
                 return self.ends(State::Replaced);
@@ -268,14 +264,18 @@ impl Shared {
 
     fn report(&self, with_plans: bool) -> ShadowReport {
         let until = self.end.lock().map_or_else(clock::now, |(_, at)| at);
-        // The comparison of the plans takes longer than the copy, and the thread goes on meanwhile.
-        let comparison = self.comparison.lock().clone();
-        let hooks = |one: &Generation, other: &Generation| {
+        // The thread goes on while the plans are compared.
+        let (hooks, is_partial, fault, kept) = {
+            let comparison = self.comparison.lock();
+            let kept = with_plans.then(|| comparison.kept());
+            (comparison.hooks(), comparison.is_full(), comparison.fault(), kept)
+        };
+        let only = |one: &Generation, other: &Generation| {
             let others = other.hooks();
             one.hooks().into_iter().filter(|hook| !others.contains(hook)).collect::<Vec<_>>()
         };
-        let mut not_compared = hooks(&self.live, &self.candidate);
-        not_compared.extend(hooks(&self.candidate, &self.live));
+        let mut not_compared = only(&self.live, &self.candidate);
+        not_compared.extend(only(&self.candidate, &self.live));
         // These are asked when a component is loaded, and never for a request.
         not_compared.retain(|hook| !["configure", "reads"].contains(hook));
         ShadowReport {
@@ -286,12 +286,12 @@ impl Shared {
             share: self.terms.share,
             ran_ms: until.us_since(self.began) / 1_000,
             for_ms: self.terms.for_ms,
-            hooks: comparison.hooks(),
+            hooks,
             not_compared: not_compared.into_iter().map(str::to_owned).collect(),
             dropped: self.dropped.load(Relaxed),
-            plans: with_plans.then(|| comparison.plans()),
-            is_partial: comparison.is_full(),
-            fault: comparison.fault(),
+            plans: kept.map(Kept::diff),
+            is_partial,
+            fault,
         }
     }
 }

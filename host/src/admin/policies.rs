@@ -84,24 +84,27 @@ fn terms(query: Option<&str>) -> Result<CanaryTerms, Problem> {
     let steps = query.text("steps").unwrap_or_default();
     let steps = steps.split(',').filter(|step| !step.is_empty());
     let guard = CanaryGuard::default();
-    let number = |name, default: f64| query.text(name).map_or(Ok(default), |text| parsed(name, text));
-    let whole = |name, default: u64| query.text(name).map_or(Ok(default), |text| parsed(name, text));
     let terms = CanaryTerms {
         share: parsed("share", share)?,
         steps: steps.map(|step| parsed("steps", step)).collect::<Result<_, _>>()?,
-        every_ms: whole("every_ms", 0)?,
+        every_ms: given(&query, "every_ms", 0)?,
         guard: CanaryGuard {
-            faults: whole("faults", guard.faults)?,
-            refused: number("refused", guard.refused)?,
-            ungranted: number("ungranted", guard.ungranted)?,
-            p99: number("p99", guard.p99)?,
+            faults: given(&query, "faults", guard.faults)?,
+            refused: given(&query, "refused", guard.refused)?,
+            ungranted: given(&query, "ungranted", guard.ungranted)?,
+            p99: given(&query, "p99", guard.p99)?,
         },
     };
     terms.check().map_err(|(field, why)| Problem::invalid(field, why))?;
     Ok(terms)
 }
 
-pub(super) fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
+/// The value of a parameter, or its default.
+pub(super) fn given<T: FromStr>(query: &Query, name: &'static str, default: T) -> Result<T, Problem> {
+    query.text(name).map_or(Ok(default), |text| parsed(name, text))
+}
+
+fn parsed<T: FromStr>(name: &'static str, text: &str) -> Result<T, Problem> {
     text.parse().map_err(|_| Problem::invalid(name, format!("`{text}` is not such a value")))
 }
 

@@ -14,10 +14,9 @@ pub async fn begin(
     request: Request,
 ) -> Result<Response, Problem> {
     let query = Query::parse(request.uri().query(), &["share", "for_ms"])?;
-    let number = |name| query.text(name).map(|text| policies::parsed(name, text)).transpose();
     let terms = ShadowTerms {
-        share: number("share")?.unwrap_or(DEFAULT_SHARE),
-        for_ms: query.text("for_ms").map_or(Ok(DEFAULT_MS), |text| policies::parsed("for_ms", text))?,
+        share: policies::given(&query, "share", DEFAULT_SHARE)?,
+        for_ms: policies::given(&query, "for_ms", DEFAULT_MS)?,
     };
     terms.check().map_err(|(field, why)| Problem::invalid(field, why))?;
     let component = policies::component(admin, principal, name, request).await?;
@@ -38,7 +37,7 @@ const DEFAULT_MS: u64 = 600_000;
 /// not compared.
 pub async fn report(admin: &Admin, name: &str, query: Option<&str>) -> Result<Response, Problem> {
     let query = Query::parse(query, &["plans"])?;
-    let with_plans = query.text("plans").map_or(Ok(true), |text| policies::parsed("plans", text))?;
+    let with_plans = policies::given(&query, "plans", true)?;
     let (shadows, policy) = (admin.shadows.clone(), name.to_owned());
     // The comparison of many plans takes a moment.
     let report = tokio::task::spawn_blocking(move || shadows.report(&policy, with_plans)).await;

@@ -41,6 +41,11 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// A failure if something is not as it should be. `unmet`: what, in words.
+    pub fn unless_met(unmet: &[String]) -> Result<(), Failure> {
+        if unmet.is_empty() { Ok(()) } else { Err(Failure::Unmet(unmet.join("; "))) }
+    }
+
     /// The exit code, as listed by `--help`.
     pub fn code(&self) -> u8 {
         match self {

@@ -181,12 +181,9 @@ impl Fleet {
             let digest = &recorded.version.digest;
             let why = format!("proxy {}: {why} ({digest})", machine::shown(self.0.state.lock().id));
             tracing::error!(policy = name, "a canary is rolled back: {why}");
-            let ended =
-                self.0.registry.call_off(name.to_owned(), record.seq, why.clone()).await.unwrap_or(false);
+            let ended = self.call_off_by_itself(record, &why).await;
             if ended {
                 self.0.metrics.fleet.change("canary_rolled_back");
-                self.by_itself("policy.rollback", name, &why);
-                self.0.view.send_modify(|view| machine::called_off(view, name, record.seq, &why));
             }
             return ended;
         }

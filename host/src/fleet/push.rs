@@ -156,13 +156,9 @@ impl Fleet {
         component: Bytes,
     ) -> Result<(Arc<Generation>, Generation), PushError> {
         let policy = name.to_owned();
+        let checked = self.checked(move |policies| policies.load_beside(&policy, &component)).await?;
         // It would replace nothing, so a refusal is not recorded.
-        let refused = |rejection: Rejection| match rejection {
-            Rejection::Unknown { .. } => PushError::Unknown,
-            rejection if rejection.is_passing() => PushError::Overloaded(rejection.to_string()),
-            rejection => PushError::Refused(rejection.to_string()),
-        };
-        self.checked(move |policies| policies.load_beside(&policy, &component)).await?.map_err(refused)
+        checked.map_err(|rejection| PushError::from(&rejection))
     }
 
     /// Checks a component that is to replace the live one, with the policy's current settings.
@@ -182,20 +178,30 @@ impl Fleet {
         checked.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))
     }
 
-    /// Records a rejection.
+    /// Records a rejection that is about the component.
     fn refused(&self, name: &str, rejection: &Rejection) -> PushError {
         if self.0.policies.get(name).is_none() {
             return PushError::Unknown;
         }
-        if rejection.is_passing() {
-            return PushError::Overloaded(rejection.to_string());
+        let error = PushError::from(rejection);
+        if let PushError::Refused(_) = &error {
+            self.0.policies.reject(name, rejection);
         }
-        self.0.policies.reject(name, rejection);
-        PushError::Refused(rejection.to_string())
+        error
     }
 
     pub(super) fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
         self.policies().into_iter().find(|status| status.name == name).ok_or(PushError::Unknown)
+    }
+}
+
+impl From<&Rejection> for PushError {
+    fn from(rejection: &Rejection) -> PushError {
+        match rejection {
+            Rejection::Unknown { .. } => PushError::Unknown,
+            rejection if rejection.is_passing() => PushError::Overloaded(rejection.to_string()),
+            rejection => PushError::Refused(rejection.to_string()),
+        }
     }
 }
 

@@ -32,10 +32,13 @@ impl Fleet {
         let (policies, name) = (&self.0.policies, record.name.as_str());
         if record.candidate.is_some() {
             let why = policies.candidate_exceeded(name).filter(|_| record.note.is_none());
-            return match why {
-                Some(why) => self.call_off_by_itself(record, &why).await,
-                None => false,
-            };
+            let Some(why) = why else { return false };
+            let why = format!("proxy {}: {why}", machine::shown(self.0.state.lock().id));
+            let ended = self.call_off_by_itself(record, &why).await;
+            if ended {
+                tracing::error!(policy = name, "the policy change is called off: {why}");
+            }
+            return ended;
         }
         let Some(previous) = &record.previous else { return false };
         // A proxy that joins has known the version for a shorter time than the fleet.
@@ -46,14 +49,13 @@ impl Fleet {
         }
     }
 
-    async fn call_off_by_itself(&self, record: &PolicyRecord, why: &str) -> bool {
+    /// Ends a change or a canary, and records that no operator did. Tells whether there was one.
+    pub(super) async fn call_off_by_itself(&self, record: &PolicyRecord, why: &str) -> bool {
         let (name, seq) = (record.name.as_str(), record.seq);
-        let why = format!("proxy {}: {why}", machine::shown(self.0.state.lock().id));
-        let ended = self.0.registry.call_off(name.to_owned(), seq, why.clone()).await.unwrap_or(false);
+        let ended = self.0.registry.call_off(name.to_owned(), seq, why.to_owned()).await.unwrap_or(false);
         if ended {
-            tracing::error!(policy = name, "the policy change is called off: {why}");
-            self.by_itself("policy.rollback", name, &why);
-            self.0.view.send_modify(|view| machine::called_off(view, name, seq, &why));
+            self.by_itself("policy.rollback", name, why);
+            self.0.view.send_modify(|view| machine::called_off(view, name, seq, why));
         }
         ended
     }
@@ -99,7 +101,7 @@ impl Fleet {
     }
 
     /// Writes what the proxies do by themselves into the audit log.
-    pub(super) fn by_itself(&self, verb: &'static str, policy: &str, why: &str) {
+    fn by_itself(&self, verb: &'static str, policy: &str, why: &str) {
         self.0.audit.ended(&Entry {
             front: "fleet",
             request_id: String::new(),

@@ -7,7 +7,7 @@ use crate::clock;
 
 /// The most elements that the tables of one call may have together.
 pub(super) const MAX_TABLE_ELEMENTS: usize = 10_000;
-/// The most core instances, memories and tables of one component. A policy that is compiled to WebAssembly is one module with
+/// The maximum numbers of core instances, memories and tables of one component. A policy that is compiled to WebAssembly is one module with
 /// one memory. The runtimes of interpreted languages add helper modules, some with a memory.
 pub(super) const MAX_CORE_INSTANCES: u32 = 16;
 pub(super) const MAX_MEMORIES: u32 = 4;

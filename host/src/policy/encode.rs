@@ -79,7 +79,7 @@ pub enum EncodeError {
 /// Makes a component of a core module. WASI functions that the module imports are stubbed.
 ///
 /// # Errors
-/// Why the module cannot be a policy, by the name of the import or export.
+/// Why the module cannot be a policy, with the name of the import or export.
 pub fn encode(module: &[u8]) -> Result<Vec<u8>, EncodeError> {
     let shape = Shape::of(module)?;
     let stubs = shape.stubs()?;
@@ -225,7 +225,7 @@ impl Shape {
 /// The name under which a core module exports a hook.
 fn export(hook: Hook) -> String {
     let definition = hook.definition();
-    format!("lockkeeper:policy/{}@0.1.0#{}", definition.interface, definition.function)
+    format!("{}#{}", definition.export(), definition.function)
 }
 
 /// A core module with functions of WASI in a world where there is nothing: no arguments, no variables, no files, no clock, and

@@ -252,7 +252,8 @@ impl Policies {
         exceeded_by(&policy.live(), &answered, &policy.guard)
     }
 
-    /// How a candidate, whose plans are asked for beside those of the live version, has exceeded the policy's guard.
+    /// How the candidate of a change that waits has exceeded the policy's guard, if it has. Requests are planned by the live version
+    /// and by the candidate meanwhile.
     pub fn candidate_exceeded(&self, name: &str) -> Option<String> {
         let policy = self.0.policies.get(name).filter(|policy| !policy.guard.watch.is_zero())?;
         let active = policy.active.load();

@@ -55,6 +55,13 @@ pub(super) struct Definition {
 static HOOKS: [Definition; 7] =
     [naming::HOOK, fairness::HOOK, backoff::HOOK, renewal::HOOK, response::HOOK, settings::HOOK, reads::HOOK];
 
+impl Definition {
+    /// The name under which a component exports the interface.
+    pub fn export(&self) -> String {
+        format!("lockkeeper:policy/{}@0.1.0", self.interface)
+    }
+}
+
 impl Hook {
     /// All hooks.
     pub const ALL: [Hook; HOOKS.len()] = {

@@ -111,7 +111,6 @@ impl Module {
 }
 
 fn function(component: &Component, hook: Hook) -> Option<ComponentExportIndex> {
-    let interface = format!("lockkeeper:policy/{}@0.1.0", hook.definition().interface);
-    let interface = component.get_export_index(None, &interface)?;
+    let interface = component.get_export_index(None, hook.definition().export())?;
     component.get_export_index(Some(&interface), hook.definition().function)
 }

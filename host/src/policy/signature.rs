@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 
 use minisign_verify::Signature;
+use wasm_encoder::{ComponentSection as _, CustomSection};
+use wasmparser::{BinaryReader, CustomSectionReader};
 
 use super::Rejection;
 use super::builtin::is_builtin;
@@ -20,6 +22,8 @@ const MOST: usize = 16;
 const MAX_BYTES: usize = 4_096;
 /// The magic number and the version.
 const HEADER: usize = 8;
+/// The id of custom sections.
+const CUSTOM: u8 = 0;
 
 /// A component without its signatures, and their texts.
 pub struct Signed<'a> {
@@ -46,24 +50,28 @@ pub enum AttachError {
 impl<'a> Signed<'a> {
     /// Splits a component. Bytes that are not WebAssembly have no signatures.
     pub fn of(component: &'a [u8]) -> Signed<'a> {
-        let (mut at, mut unsigned, mut signatures) = (HEADER, component.len(), Vec::new());
-        while let Some((section, next)) = section(component, at) {
-            match signature(section) {
+        Signed::read(component).unwrap_or(Signed { unsigned: component, signatures: Vec::new() })
+    }
+
+    fn read(component: &'a [u8]) -> wasmparser::Result<Signed<'a>> {
+        let mut reader = BinaryReader::new(component, 0);
+        reader.read_bytes(HEADER)?;
+        let (mut unsigned, mut signatures) = (component.len(), Vec::new());
+        while !reader.eof() {
+            let begins = reader.original_position();
+            let (id, content) = (reader.read_u8()?, reader.read_reader()?);
+            match Some(content).filter(|_| id == CUSTOM).and_then(signature) {
                 Some(text) => {
                     if signatures.is_empty() {
-                        unsigned = at;
+                        unsigned = begins;
                     }
                     signatures.push(text);
                 }
                 // Only the sections at the end count.
                 None => (unsigned, signatures) = (component.len(), Vec::new()),
             }
-            at = next;
         }
-        if at != component.len() {
-            return Signed { unsigned: component, signatures: Vec::new() };
-        }
-        Signed { unsigned: &component[..unsigned], signatures }
+        Ok(Signed { unsigned: &component[..unsigned], signatures })
     }
 }
 
@@ -81,18 +89,9 @@ pub fn attach(component: &[u8], signature: &str) -> Result<Vec<u8>, AttachError>
     if Signed::of(component).signatures.len() >= MOST {
         return Err(AttachError::TooMany);
     }
-    let mut content = vec![SECTION.len() as u8];
-    content.extend_from_slice(SECTION.as_bytes());
-    content.extend_from_slice(signature.as_bytes());
     let mut signed = component.to_vec();
-    signed.push(0);
-    let mut left = content.len();
-    while left >= 0x80 {
-        signed.push(left as u8 | 0x80);
-        left >>= 7;
-    }
-    signed.push(left as u8);
-    signed.extend(content);
+    CustomSection { name: SECTION.into(), data: signature.as_bytes().into() }
+        .append_to_component(&mut signed);
     Ok(signed)
 }
 
@@ -128,77 +127,21 @@ fn policy_of(signature: &Signature) -> Option<&str> {
     signature.trusted_comment().split_whitespace().find_map(|word| word.strip_prefix("policy="))
 }
 
-/// The text of a signature, if the section has one.
-fn signature(section: Section<'_>) -> Option<&str> {
-    let content = section.custom()?;
-    let (length, name) = content.split_first()?;
-    let text = name.get(usize::from(*length)..)?;
-    (name.get(..usize::from(*length))? == SECTION.as_bytes() && text.len() <= MAX_BYTES)
-        .then(|| std::str::from_utf8(text).ok())
-        .flatten()
-}
-
-#[derive(Clone, Copy)]
-struct Section<'a> {
-    id: u8,
-    content: &'a [u8],
-}
-
-impl<'a> Section<'a> {
-    fn custom(self) -> Option<&'a [u8]> {
-        (self.id == 0).then_some(self.content)
-    }
-}
-
-/// The section at `at`, and where the next one begins.
-fn section(component: &[u8], at: usize) -> Option<(Section<'_>, usize)> {
-    let id = *component.get(at)?;
-    let (mut at, mut size, mut shift) = (at + 1, 0_usize, 0);
-    loop {
-        let byte = *component.get(at)?;
-        at += 1;
-        size |= usize::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            break;
-        }
-        shift += 7;
-        if shift > 28 {
-            return None;
-        }
-    }
-    let next = at.checked_add(size)?;
-    Some((Section { id, content: component.get(at..next)? }, next))
+/// The text of a signature, if the content is that of such a custom section.
+fn signature(content: BinaryReader<'_>) -> Option<&str> {
+    let section = CustomSectionReader::new(content).ok()?;
+    let is_signature = section.name() == SECTION && section.data().len() <= MAX_BYTES;
+    is_signature.then(|| std::str::from_utf8(section.data()).ok()).flatten()
 }
 
 #[cfg(test)]
+#[path = "../../tests/it/harness/minisign.rs"]
+mod minisign;
+
+#[cfg(test)]
 mod tests {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::STANDARD;
-    use blake2b_simd::blake2b;
-    use ring::signature::{Ed25519KeyPair, KeyPair as _};
-
+    use super::minisign::Signer;
     use super::*;
-
-    /// Signs as minisign does.
-    struct Signer(Ed25519KeyPair, [u8; 8]);
-
-    impl Signer {
-        fn new(seed: u8) -> Signer {
-            Signer(Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap(), [seed; 8])
-        }
-
-        fn key(&self) -> String {
-            STANDARD.encode([b"Ed", &self.1[..], self.0.public_key().as_ref()].concat())
-        }
-
-        fn sign(&self, bytes: &[u8], comment: &str) -> String {
-            let signature = self.0.sign(blake2b(bytes).as_bytes());
-            let line = STANDARD.encode([b"ED", &self.1[..], signature.as_ref()].concat());
-            let global = self.0.sign(&[signature.as_ref(), comment.as_bytes()].concat());
-            let global = STANDARD.encode(global.as_ref());
-            format!("untrusted comment: a test\n{line}\ntrusted comment: {comment}\n{global}\n")
-        }
-    }
 
     fn signers(all: &[&Signer], approvals: usize) -> PolicySigners {
         let keys = all.iter().map(|signer| signer.key()).collect::<Vec<_>>();

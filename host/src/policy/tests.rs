@@ -63,16 +63,7 @@ fn bad(engine: &Engine) -> Arc<Generation> {
 }
 
 fn request(resource: &str) -> PlanRequest {
-    PlanRequest {
-        resource: resource.into(),
-        owner: "worker-1".into(),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: Vec::new(),
-        http: None,
-        seed: 7,
-    }
+    PlanRequest { seed: 7, ..PlanRequest::plain(resource, "worker-1") }
 }
 
 fn temporary() -> (tempfile::TempDir, PathBuf) {

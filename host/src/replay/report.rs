@@ -156,6 +156,11 @@ impl Failing {
         })
     }
 
+    /// Whether the condition is about a run: about waits, or about leases.
+    pub fn is_of_a_run(&self) -> bool {
+        matches!(self, Failing::Overlap | Failing::P99(_))
+    }
+
     /// Whether the plans of the candidate fail by this condition, and how, in words.
     pub fn of_plans(&self, plans: &PlanDiff) -> Option<String> {
         match self {

@@ -11,7 +11,7 @@ use super::principal::Principal;
 use super::views::{LockEntry, LockPage, LockView, Notice};
 use super::why::{KeyView, Shown};
 use crate::config::Verb;
-use crate::lock::{Key, Mode, Space, Token};
+use crate::lock::{Key, Space, Token};
 use crate::policy::PlanRequest;
 use crate::store::{Page, StoreError};
 
@@ -116,16 +116,7 @@ fn readable(beginnings: &[&str], prefix: &str) -> Vec<String> {
 /// The keys that a name may mean: the keys that its policy names for it as a resource, and the name itself in
 /// each space.
 fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
-    let request = PlanRequest {
-        resource: name.to_owned(),
-        owner: String::new(),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: Vec::new(),
-        http: None,
-        seed: 0,
-    };
+    let request = PlanRequest::plain(name, "");
     let generation = shared.policies.get(shared.policy_of(name));
     let planned = generation.and_then(|generation| generation.plan(&request).ok());
     let planned = planned.and_then(|plan| shared.within_reach("", plan).ok());

@@ -60,40 +60,55 @@ impl Compared {
 }
 
 /// The answers of the two versions so far.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Comparison {
     hooks: BTreeMap<Hook, HookDiff>,
     fault: Option<String>,
     /// Hashes of the requests that are kept.
     known: HashSet<u64>,
     hashes: RandomState,
+    kept: Kept,
+    bytes: usize,
+    is_full: bool,
+}
+
+/// Different requests, and the answers of the two versions to them.
+#[derive(Clone, Default)]
+pub(super) struct Kept {
     requests: Vec<PlanRequest>,
     before: Vec<Planned>,
     after: Vec<Planned>,
-    bytes: usize,
-    is_full: bool,
+}
+
+impl Kept {
+    /// How the plans differ. Takes a moment, because they are compared in pairs.
+    pub fn diff(self) -> PlanDiff {
+        let plans = |all| Plans { all, faults: HashMap::new(), fault: None };
+        let requests = self.requests.into_iter().map(Arrival::planned).collect();
+        PlanDiff::new(&Load::made(requests, 0, 0), &plans(self.before), &plans(self.after))
+    }
 }
 
 impl Comparison {
     /// Asks the candidate what the live version was asked, and compares the answers.
     pub fn compare(&mut self, live: &Generation, candidate: &Generation, call: Observed) -> (Hook, Compared) {
         match call {
-            Observed::Plan { request, answer } => (Hook::Plan, self.plan([live, candidate], request, answer)),
+            Observed::Plan { request, answer } => self.plan([live, candidate], request, answer),
             Observed::Choose { queue, answer } => {
                 let asked = || format!("{} waiters for {}", queue.waiters.len(), queue.key.as_str());
-                (Hook::Choose, self.other(Hook::Choose, answer, candidate.choose(&queue), asked))
+                self.other(Hook::Choose, answer, candidate.choose(&queue), asked)
             }
             Observed::Backoff { contention, answer } => {
                 let asked = || format!("attempt {} for {}", contention.attempt, contention.key.as_str());
-                (Hook::Backoff, self.other(Hook::Backoff, answer, candidate.backoff(&contention), asked))
+                self.other(Hook::Backoff, answer, candidate.backoff(&contention), asked)
             }
             Observed::Renewal { expiring, answer } => {
                 let asked = || format!("{}, held for {} ms", expiring.key.as_str(), expiring.held_ms);
-                (Hook::Renewal, self.other(Hook::Renewal, answer, candidate.renewal(&expiring), asked))
+                self.other(Hook::Renewal, answer, candidate.renewal(&expiring), asked)
             }
             Observed::Response { request, contention, answer } => {
                 let next = candidate.response(&request, &contention);
-                (Hook::Response, self.other(Hook::Response, answer, next, || in_words(&request)))
+                self.other(Hook::Response, answer, next, || in_words(&request))
             }
         }
     }
@@ -103,7 +118,7 @@ impl Comparison {
         versions: [&Generation; 2],
         request: PlanRequest,
         answer: Result<Plan, PlanError>,
-    ) -> Compared {
+    ) -> (Hook, Compared) {
         let before = Planned::of(answer, |_| ());
         let mut fault = None;
         let after = Planned::of(versions[1].plan(&request), |failed| fault = Some(failed.to_string()));
@@ -118,7 +133,7 @@ impl Comparison {
         }
         self.counts(Hook::Plan).count(compared);
         self.keep(versions, request, before, after);
-        compared
+        (Hook::Plan, compared)
     }
 
     /// Compares an answer of another hook. `asked`: what was asked, in words.
@@ -128,8 +143,8 @@ impl Comparison {
         live: Option<R>,
         next: Option<Result<R, Fault>>,
         asked: impl Fn() -> String,
-    ) -> Compared {
-        let Some(next) = next else { return Compared::Lacking };
+    ) -> (Hook, Compared) {
+        let Some(next) = next else { return (hook, Compared::Lacking) };
         let (compared, example) = match (live, next) {
             (None, _) => (Compared::LiveFailed, None),
             (Some(_), Err(fault)) => {
@@ -145,7 +160,7 @@ impl Comparison {
             let texts = || [asked(), format!("{live:?}"), format!("{next:?}")].map(|text| shortened(&text));
             counts.example.get_or_insert_with(texts);
         }
-        compared
+        (hook, compared)
     }
 
     fn counts(&mut self, hook: Hook) -> &mut HookDiff {
@@ -165,16 +180,16 @@ impl Comparison {
                 .map(|planned| planned.plan().map_or(0, |plan| size_of_plan(plan)))
                 .iter()
                 .sum::<usize>();
-        if self.requests.len() >= KEPT || self.bytes + bytes > KEPT_BYTES {
+        if self.kept.requests.len() >= KEPT || self.bytes + bytes > KEPT_BYTES {
             self.is_full = true;
             return;
         }
         self.bytes += bytes;
         self.known.insert(hash);
         // The comparison reads the name, the labels and the mode. A body may be long.
-        self.requests.push(PlanRequest { http: None, ..request });
-        self.before.push(before);
-        self.after.push(after);
+        self.kept.requests.push(PlanRequest { http: None, ..request });
+        self.kept.before.push(before);
+        self.kept.after.push(after);
     }
 
     /// The calls, by hook.
@@ -182,11 +197,9 @@ impl Comparison {
         self.hooks.values().cloned().collect()
     }
 
-    /// How the plans differ.
-    pub fn plans(&self) -> PlanDiff {
-        let plans = |all: &[Planned]| Plans { all: all.to_vec(), faults: HashMap::new(), fault: None };
-        let requests = self.requests.iter().cloned().map(Arrival::planned).collect();
-        PlanDiff::new(&Load::made(requests, 0, 0), &plans(&self.before), &plans(&self.after))
+    /// What the comparison of the plans is made from.
+    pub fn kept(&self) -> Kept {
+        self.kept.clone()
     }
 
     /// Whether there were more different requests than are kept.
@@ -248,16 +261,7 @@ mod tests {
     }
 
     fn request(resource: &str, seed: u32) -> PlanRequest {
-        PlanRequest {
-            resource: resource.to_owned(),
-            owner: "client".to_owned(),
-            mode: Mode::Exclusive,
-            ttl_ms: None,
-            wait_ms: None,
-            labels: Vec::new(),
-            http: None,
-            seed,
-        }
+        PlanRequest { seed, ..PlanRequest::plain(resource, "client") }
     }
 
     fn asked(live: &Generation, request: PlanRequest) -> Observed {
@@ -288,7 +292,7 @@ mod tests {
         );
         let hooks = comparison.hooks();
         assert_eq!((hooks[0].hook, hooks[0].calls, hooks[0].different), ("plan", 7, 2));
-        let plans = comparison.plans();
+        let plans = comparison.kept().diff();
         assert_eq!((plans.requests, plans.changed_plans), (3, 2));
         // `b+c` and `c+d` share a key under the candidate alone.
         assert_eq!((plans.lost_exclusion, plans.new_exclusion), (0, 1));
@@ -325,7 +329,7 @@ mod tests {
             answer: Err(PlanError::Refused { reason: "no".to_owned() }),
         };
         assert_eq!(comparison.compare(&live, &live, refused), (Hook::Plan, Compared::Different));
-        assert_eq!(comparison.plans().no_longer_refused, 1);
+        assert_eq!(comparison.kept().diff().no_longer_refused, 1);
     }
 
     #[test]
@@ -336,7 +340,7 @@ mod tests {
             comparison.compare(&live, &live, asked(&live, request(&format!("orders/{n}"), 0)));
         }
         assert!(comparison.is_full());
-        assert_eq!(comparison.plans().requests, KEPT);
+        assert_eq!(comparison.kept().diff().requests, KEPT);
         assert_eq!(comparison.hooks()[0].calls, KEPT as u64 + 1);
         let mut comparison = Comparison::default();
         for n in 0..100 {
@@ -345,6 +349,6 @@ mod tests {
             comparison.compare(&live, &live, asked(&live, request));
         }
         assert!(comparison.is_full() && comparison.bytes <= KEPT_BYTES, "{}", comparison.bytes);
-        assert!((20..33).contains(&comparison.plans().requests));
+        assert!((20..33).contains(&comparison.kept().diff().requests));
     }
 }

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod client;
 mod ledger;
+pub mod minisign;
 mod proxy;
 mod raw;
 mod replicas;

@@ -34,7 +34,7 @@ pub struct DiffArgs {
 
 /// Runs `policy diff`.
 pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
-    if args.fail_on.iter().any(|condition| matches!(condition, Failing::Overlap | Failing::P99(_))) {
+    if args.fail_on.iter().any(Failing::is_of_a_run) {
         let why = "--fail-on: no request is run, so there are no waits and no leases; see `policy replay`";
         return Err(Failure::Usage(why.to_owned()));
     }
@@ -88,10 +88,7 @@ pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
             }
         }
     }
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Unmet(failed.join("; "))),
-    }
+    Failure::unless_met(&failed)
 }
 
 /// The settings that all scenarios have in common.

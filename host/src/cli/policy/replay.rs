@@ -120,10 +120,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> Result<(), Failure> {
         }
         false => print(&report),
     }
-    match report.failed.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Unmet(report.failed.join("; "))),
-    }
+    Failure::unless_met(&report.failed)
 }
 
 fn chosen(source: &str, settings: Map<String, Value>) -> Result<tools::Candidate, Failure> {

@@ -49,7 +49,7 @@ const PROGRESS: u64 = 10;
 
 /// Runs `policy shadow`.
 pub async fn run(args: &ShadowArgs, options: &Options) -> Result<(), Failure> {
-    if args.fail_on.iter().any(|condition| matches!(condition, Failing::Overlap | Failing::P99(_))) {
+    if args.fail_on.iter().any(Failing::is_of_a_run) {
         let why = "--fail-on: a shadow grants nothing, so it has no waits and no leases; see `policy replay`";
         return Err(Failure::Usage(why.to_owned()));
     }
@@ -73,10 +73,7 @@ pub async fn run(args: &ShadowArgs, options: &Options) -> Result<(), Failure> {
     } else {
         print(&report)?;
     }
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Unmet(failed.join("; "))),
-    }
+    Failure::unless_met(&failed)
 }
 
 /// Waits for the end of the shadow. Ctrl-C ends it.

@@ -142,7 +142,7 @@ impl Queue {
         self.order.values()
     }
 
-    pub fn ahead_of(&self, place: QueuePosition) -> impl Iterator<Item = WaiterId> {
+    pub fn ahead_of(&self, place: QueuePosition) -> impl DoubleEndedIterator<Item = WaiterId> {
         self.order.range(..place).map(|(_, id)| *id)
     }
 

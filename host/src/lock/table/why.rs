@@ -67,7 +67,7 @@ impl Table {
             .chain(others)
             .filter_map(|key| Some((key, self.hindrance(id, claim, key, &HashSet::default())?)))
             .collect();
-        // While the store is asked for several keys, the key for which it denied the claim before says more.
+        // While the store is asked for several keys, the key that it last denied tells more than the others.
         let says_more = |(key, hindrance): &&(&Key, Hindrance)| {
             *hindrance != Hindrance::InFlight || self.known_holder(key).is_some()
         };
@@ -83,7 +83,7 @@ impl Table {
     fn hindered(&self, key: &Key, hindrance: Hindrance, entry: &Entry, now: Instant) -> Reason {
         let queue = self.queues.get(key);
         if hindrance == Hindrance::Behind {
-            let ahead = queue.and_then(|queue| queue.ahead_of(entry.place).last());
+            let ahead = queue.and_then(|queue| queue.ahead_of(entry.place).next_back());
             return match ahead.and_then(|id| self.waiters.get(&id)) {
                 Some(ahead) => behind(entry, ahead),
                 None => Reason::Free,

@@ -210,16 +210,7 @@ fn try_out(trial: &Trial<'_>) -> Result<Vec<String>, Rejection> {
 
 /// Requests of each kind; the last is guarded.
 pub(super) fn trial_requests() -> [(&'static str, PlanRequest); 5] {
-    let plain = PlanRequest {
-        resource: "trial/1".to_owned(),
-        owner: "trial".to_owned(),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: Vec::new(),
-        http: None,
-        seed: 1,
-    };
+    let plain = PlanRequest { seed: 1, ..PlanRequest::plain("trial/1", "trial") };
     let labels = [("tenant", "acme"), ("group", "blue"), ("rank", "1")];
     let labelled = PlanRequest {
         ttl_ms: Some(5_000),

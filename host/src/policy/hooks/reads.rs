@@ -188,17 +188,7 @@ mod tests {
             assert_eq!(*reads(&all).only(&request), request);
             assert_eq!(*Reads(None).only(&request), request);
             let none = reads(&[]).only(&request).into_owned();
-            let empty = PlanRequest {
-                resource: String::new(),
-                owner: String::new(),
-                mode: Mode::Exclusive,
-                ttl_ms: None,
-                wait_ms: None,
-                labels: Vec::new(),
-                http: None,
-                seed: 0,
-            };
-            assert_eq!(none, empty);
+            assert_eq!(none, PlanRequest::plain("", ""));
             let tenant = reads(&[Part::Name, Part::Label("tenant".to_owned())]).only(&request).into_owned();
             assert_eq!(tenant.resource, request.resource);
             assert!(tenant.labels.iter().all(|(name, _)| name == "tenant"));

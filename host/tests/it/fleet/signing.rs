@@ -1,40 +1,16 @@
 //! Policies whose components must be signed.
 
-use std::path::PathBuf;
-
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use blake2b_simd::blake2b;
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
-
 use super::*;
+use crate::harness::minisign::Signer;
 use crate::policies::BAD;
 use crate::policies::command_line::{ended, lockkeeper, text};
 
-/// Signs as minisign does.
-struct Signer(Ed25519KeyPair, [u8; 8]);
-
-impl Signer {
-    fn new(seed: u8) -> Signer {
-        Signer(Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap(), [seed; 8])
-    }
-
-    fn key(&self) -> String {
-        STANDARD.encode([b"Ed", &self.1[..], self.0.public_key().as_ref()].concat())
-    }
-
-    /// Writes the signature of the file for the policy beside the file.
-    fn sign(&self, file: &Path, policy: &str) -> PathBuf {
-        let comment = format!("timestamp:1764288000\tfile:policy.wasm\tpolicy={policy}");
-        let signature = self.0.sign(blake2b(&std::fs::read(file).unwrap()).as_bytes());
-        let line = STANDARD.encode([b"ED", &self.1[..], signature.as_ref()].concat());
-        let global =
-            STANDARD.encode(self.0.sign(&[signature.as_ref(), comment.as_bytes()].concat()).as_ref());
-        let text = format!("untrusted comment: x\n{line}\ntrusted comment: {comment}\n{global}\n");
-        let to = file.with_extension(format!("{}.{policy}.minisig", self.1[0]));
-        std::fs::write(&to, text).unwrap();
-        to
-    }
+/// Writes the signature of the file for the policy into a file of this name beside it, and returns its path.
+fn signed(signer: &Signer, file: &Path, policy: &str, name: &str) -> String {
+    let comment = format!("timestamp:1764288000\tfile:policy.wasm\tpolicy={policy}");
+    let to = file.with_file_name(name);
+    std::fs::write(&to, signer.sign(&std::fs::read(file).unwrap(), &comment)).unwrap();
+    to.display().to_string()
 }
 
 on_both! {
@@ -42,8 +18,9 @@ on_both! {
         let (dir, [a, b]) = (folder(), [1, 2].map(Signer::new));
         let file = dir.path().join("policy.wasm");
         std::fs::write(&file, &*RENAMED).unwrap();
-        let all = [a.sign(&file, "default"), b.sign(&file, "default"), b.sign(&file, "other")];
-        let [by_a, by_b, for_other] = all.map(|file| file.display().to_string());
+        let by_a = signed(&a, &file, "default", "a.minisig");
+        let by_b = signed(&b, &file, "default", "b.minisig");
+        let for_other = signed(&b, &file, "other", "other.minisig");
         let signers = format!("signers = [\"{}\", \"{}\"]\napprovals = 2\n", a.key(), b.key());
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         // The components of the program itself need no signature.
@@ -73,13 +50,13 @@ on_both! {
         let signatures = format!("{by_a},{by_b}");
         let ran = ended(lockkeeper(proxy, &["policy", "sign", &path, "--signature", &signatures])).await;
         assert!(text(&ran.stdout).contains("has 2 signatures now"), "{}{}", text(&ran.stdout), text(&ran.stderr));
-        let signed = std::fs::read(&file).unwrap();
-        let pushed = pushed(proxy, &signed).await;
+        let component = std::fs::read(&file).unwrap();
+        let pushed = pushed(proxy, &component).await;
         fleet.until_settled(&[0, 1], &pushed["digest"]).await;
         assert_eq!(named(&fleet.proxies[1].client(), "a").await, json!(["x/a"]));
         // The signature of one component does not fit another.
         let length = RENAMED.len();
-        let other = [&BAD[..], &signed[length..]].concat();
+        let other = [&BAD[..], &component[length..]].concat();
         assert_eq!(push(&other).await.status, 422);
         let not = ended(lockkeeper(proxy, &["policy", "sign", &path, "--signature", &path])).await;
         assert_eq!(not.status.code(), Some(1), "{}", text(&not.stderr));

@@ -4,7 +4,6 @@
 use std::process::Command;
 
 use lockkeeper::config::{EngineLimits, Limits};
-use lockkeeper::lock::Mode;
 use lockkeeper::policy::{Compiler, Engine, FaultKind, PlanError, PlanRequest, load_file};
 use serde_json::Map;
 
@@ -61,16 +60,8 @@ fn succeeds(command: &mut Command) -> String {
 }
 
 fn request(resource: &str) -> PlanRequest {
-    PlanRequest {
-        resource: resource.into(),
-        owner: "worker-1".into(),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: vec![("tenant".into(), "acme".into())],
-        http: None,
-        seed: 7,
-    }
+    let labels = vec![("tenant".into(), "acme".into())];
+    PlanRequest { labels, seed: 7, ..PlanRequest::plain(resource, "worker-1") }
 }
 
 /// What `policy new` promises: the policy passes its tests, its checks and its scenario, and its plans are remembered.

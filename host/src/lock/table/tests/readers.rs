@@ -40,6 +40,14 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
     }
 }
 
+/// Lets the store answer a batch, a millisecond later.
+fn answer(sim: &mut Sim, table: &mut Table, ticket: SubmissionId, ops: Vec<Op>) {
+    let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+    let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
+    sim.now = sim.now.plus_ms(1);
+    table.handle_event(Event::Completed { ticket, result: Ok(answer) }, sim.now);
+}
+
 /// Enqueues all waiters while the batch of the first one is in flight. Returns the waiters that are granted.
 fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
     let (mut sim, mut table) = (Sim::new(1, false), Table::new());
@@ -49,12 +57,7 @@ fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
     let mut granted = Vec::new();
     while let Some(action) = table.poll_action() {
         match action {
-            Action::Submit { ticket, ops } => {
-                let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
-                sim.now = sim.now.plus_ms(1);
-                table.handle_event(Event::Completed { ticket, result: Ok(answer) }, sim.now);
-            }
+            Action::Submit { ticket, ops } => answer(&mut sim, &mut table, ticket, ops),
             Action::Finish { waiter, verdict: Verdict::Granted { .. } } => granted.push(waiter.0),
             _ => {}
         }
@@ -91,12 +94,7 @@ fn granted_by_choice(waiters: Vec<Waiter>, choice: u64) -> (usize, Vec<u64>) {
     let (mut asked, mut granted, mut queued) = (0, Vec::new(), Some(waiters));
     while let Some(action) = table.poll_action() {
         match action {
-            Action::Submit { ticket, ops } => {
-                let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
-                sim.now = sim.now.plus_ms(1);
-                table.handle_event(Event::Completed { ticket, result: Ok(answer) }, sim.now);
-            }
+            Action::Submit { ticket, ops } => answer(&mut sim, &mut table, ticket, ops),
             Action::Choose { key, choice: number, candidates, .. } => {
                 asked += 1;
                 let chosen = candidates.iter().map(|candidate| candidate.waiter).find(|id| id.0 == choice);

@@ -81,6 +81,12 @@ impl Scene {
     }
 }
 
+/// The store denies the first key.
+fn held() -> Outcome {
+    let (key, cause) = (key(0), Cause::Held);
+    Outcome::Held(Denial { key, cause, holder: None, free_in_us: 1_000_000, next_waiter: None, joined: None })
+}
+
 fn grant(nonce: u64) -> Outcome {
     let (tokens, left_us) = (vec![Token(6 + nonce)], 5_000_000);
     Outcome::Granted(Grant { nonce, chosen: None, tokens, left_us, levels: 1, repeated: false })
@@ -274,15 +280,7 @@ fn a_waiter_denied_after_its_deadline_is_refused_at_once_despite_its_new_keys() 
     let claim = Claim { keys: [key(0), key(1)].into(), ..waiter(1, Mode::Exclusive, 0).claim };
     scene.handle(Event::Replan { waiter: WaiterId(1), claim: Box::new(claim) });
     scene.pass_ms(4_000);
-    let denial = Denial {
-        key: key(0),
-        cause: Cause::Held,
-        holder: None,
-        free_in_us: 1_000_000,
-        next_waiter: None,
-        joined: None,
-    };
-    scene.answer(Outcome::Held(denial));
+    scene.answer(held());
     assert!(matches!(scene.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", scene.finished);
 }
 
@@ -316,15 +314,7 @@ fn a_denied_claim_is_repeated_as_another_attempt() {
     scene.fail_all(true);
     scene.pass_ms(1_000);
     assert_eq!(asked(&scene), first);
-    let denial = Denial {
-        key: key(0),
-        cause: Cause::Held,
-        holder: None,
-        free_in_us: 1_000_000,
-        next_waiter: None,
-        joined: None,
-    };
-    scene.answer(Outcome::Held(denial));
+    scene.answer(held());
     scene.handle(Event::Wake(key(0)));
     assert_ne!(asked(&scene), first);
 }

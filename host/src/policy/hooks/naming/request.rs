@@ -28,6 +28,20 @@ pub struct PlanRequest {
 }
 
 impl PlanRequest {
+    /// A request for exclusive use that names nothing but its resource and its owner.
+    pub fn plain(resource: &str, owner: &str) -> PlanRequest {
+        PlanRequest {
+            resource: resource.to_owned(),
+            owner: owner.to_owned(),
+            mode: Mode::Exclusive,
+            ttl_ms: None,
+            wait_ms: None,
+            labels: Vec::new(),
+            http: None,
+            seed: 0,
+        }
+    }
+
     pub(in crate::policy) fn to_wit(&self) -> types::Request {
         types::Request {
             name: self.resource.clone(),
