@@ -5,7 +5,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
 
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, kill_current_process_group, set_child_subreaper, waitpgid, waitpid,
+    Pid, Signal, WaitOptions, getpgrp, getpid, kill_current_process_group, set_child_subreaper, waitpgid,
+    waitpid,
 };
 use tokio::signal::unix::{self, SignalKind, signal};
 
@@ -77,11 +78,18 @@ impl Child {
         if matches!(output, Output::StoredValue(_)) {
             builder.stdout(Stdio::piped());
         }
+        let terminal = Terminal::open();
+        if let Some(terminal) = terminal.as_ref().filter(|terminal| terminal.is_for_the_command()) {
+            terminal.give_from_the_start(&mut builder);
+        }
         let spawned = guard.introduce(&mut builder, kill_at).and_then(|()| builder.spawn());
         let mut process = match spawned {
             Ok(process) => process,
             Err(error) => {
                 guard.dismiss();
+                if let Some(terminal) = &terminal {
+                    terminal.take_back(getpgrp());
+                }
                 // The exit codes that shells use.
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 return Err(Failure::Command { what: format!("cannot run `{program}`: {error}"), code });
@@ -95,15 +103,10 @@ impl Child {
             is_gone: false,
             told_that_some_work_on: false,
             output: None,
-            terminal: Terminal::open(),
+            terminal,
             guard: Some(guard),
             kill_at,
         };
-        if let Some(terminal) = &child.terminal
-            && terminal.is_for_the_command()
-        {
-            terminal.give(group.0);
-        }
         if let (Output::StoredValue(max), Some(pipe)) = (output, process.stdout.take()) {
             let passing = Passing::start(pipe, max);
             child.output = Some(passing.map_err(|error| Failure::Other(format!("no pipe: {error}")))?);

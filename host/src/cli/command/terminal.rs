@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
 use rustix::process::{Pid, getpgid, getpgrp, getppid, getsid, test_kill_process_group};
 
@@ -21,6 +23,19 @@ impl Terminal {
         io::stdin().is_terminal() && io::stdout().is_terminal() && self.has(getpgrp())
     }
 
+    /// Moves the group of a command that starts a group to the foreground, before the command itself begins. Ctrl-Z and
+    /// Ctrl-C therefore reach the command from its first instruction on.
+    pub fn give_from_the_start(&self, command: &mut Command) {
+        let terminal = self.0.as_raw_fd();
+        // SAFETY: the code between fork and exec makes system calls only. The descriptor closes at exec, not before.
+        unsafe {
+            command.pre_exec(move || {
+                set_foreground(terminal, getpgrp());
+                Ok(())
+            });
+        }
+    }
+
     /// Whether a group is in the foreground.
     pub fn has(&self, group: Pid) -> bool {
         foreground(&self.0) == Some(group)
@@ -29,7 +44,7 @@ impl Terminal {
     /// Moves the command's group to the foreground if this process is there. Returns whether the group is there now.
     pub fn give(&self, group: Pid) -> bool {
         if self.has(getpgrp()) {
-            set_foreground(&self.0, group);
+            set_foreground(self.0.as_raw_fd(), group);
         }
         self.has(group)
     }
@@ -39,7 +54,7 @@ impl Terminal {
         let is_the_commands =
             |foreground| foreground == group || test_kill_process_group(foreground).is_err();
         if foreground(&self.0).is_some_and(is_the_commands) {
-            set_foreground(&self.0, getpgrp());
+            set_foreground(self.0.as_raw_fd(), getpgrp());
         }
     }
 }
@@ -53,7 +68,7 @@ fn foreground(terminal: &File) -> Option<Pid> {
 
 /// Sets the foreground group. A failure does not matter for the lock. TTOU stops a background group that does this,
 /// so the signal is blocked during the call. The command does not inherit the blocked signal.
-fn set_foreground(terminal: &File, group: Pid) {
+fn set_foreground(terminal: RawFd, group: Pid) {
     // SAFETY: the calls that receive the sets initialise them first, the descriptor is open, and the calls are
     // defined for any thread.
     unsafe {
@@ -61,7 +76,7 @@ fn set_foreground(terminal: &File, group: Pid) {
         libc::sigemptyset(&raw mut ttou);
         libc::sigaddset(&raw mut ttou, libc::SIGTTOU);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const ttou, &raw mut before);
-        libc::tcsetpgrp(terminal.as_raw_fd(), group.as_raw_nonzero().get());
+        libc::tcsetpgrp(terminal, group.as_raw_nonzero().get());
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
 }

@@ -106,6 +106,21 @@ fn ctrl_c_reaches_the_command_once() {
     });
 }
 
+/// A script is no interactive shell: it does not take the terminal back itself.
+#[test]
+fn a_command_that_cannot_start_leaves_the_terminal_to_the_script() {
+    crate::harness::run(async {
+        let (fake, dir) = (Fake::start(60_000), folder());
+        let mut terminal = Terminal::open(dir.path(), &fake);
+        terminal.types(
+            "sh -c '\"$LOCKKEEPER\" run job -- ./none; echo $? > code; read line; echo \"$line\" > line'\n",
+        );
+        assert_eq!(written(&dir.path().join("code")).await, "127");
+        terminal.types("hello\n");
+        assert_eq!(written(&dir.path().join("line")).await, "hello");
+    });
+}
+
 /// The shell has the terminal while the job is stopped. In the foreground again, the command continues.
 #[test]
 fn ctrl_z_stops_the_job_until_it_is_continued() {
