@@ -28,6 +28,8 @@ const ABUSER: &str = "127.0.0.2:0";
 /// The test on the other server has an abusive client as well.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const PHASES: usize = 7;
+/// Other work on the machine can spoil one comparison. A proxy that is unfair fails each of them.
+const ATTEMPTS: usize = 3;
 const PHASE: Duration = Duration::from_millis(1_500);
 /// The connections of the well-behaved client.
 const CONNECTIONS: usize = 8;
@@ -89,23 +91,36 @@ on_both! {
 
         let mut abuse = Abuse::start(&proxy, &abusive).await;
         phase(&proxy, &good).await;
-        let (mut alone, mut beside) = (Vec::new(), Vec::new());
-        for _ in 0..PHASES {
-            alone.push(phase(&proxy, &good).await);
-            abuse.order("on").await;
-            beside.push(phase(&proxy, &good).await);
-            abuse.order("off").await;
+        let mut unfair = String::new();
+        for _ in 0..ATTEMPTS {
+            let (alone, beside) = alone_and_beside(&proxy, &good, &mut abuse).await;
+            println!("{kind:?}: alone {alone:?}, beside the abusive client {beside:?}");
+            if beside.per_second >= alone.per_second / 2. && beside.p99 <= alone.p99 * 3 {
+                unfair.clear();
+                break;
+            }
+            unfair += &format!("{beside:?} is less than half of {alone:?}, or takes more than three times as long\n");
         }
         let metrics = proxy.admin().with_token(&operator.token).get("/metrics").await.text;
         let refused = metrics.lines().filter(|line| line.contains("limit_refusals_total{")).collect::<Vec<_>>().join("\n");
-        let (alone, beside) = (median(&alone), median(&beside));
-        println!("{kind:?}: alone {alone:?}, beside the abusive client {beside:?}\n{refused}");
-        assert!(beside.per_second >= alone.per_second / 2., "{beside:?} is less than half of {alone:?}");
-        assert!(beside.p99 <= alone.p99 * 3, "{beside:?} takes more than three times as long as {alone:?}");
+        println!("{refused}");
+        assert!(unfair.is_empty(), "{ATTEMPTS} times:\n{unfair}");
         for limit in REACHED {
             assert!(refused.contains(&format!("limit=\"{limit}\"")), "it never reached {limit}: {refused}");
         }
     }
+}
+
+/// What the well-behaved client gets in the median of phases alone, and of phases beside the abusive client.
+async fn alone_and_beside(proxy: &Proxy, good: &NewToken, abuse: &mut Abuse) -> (Served, Served) {
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..PHASES {
+        alone.push(phase(proxy, good).await);
+        abuse.order("on").await;
+        beside.push(phase(proxy, good).await);
+        abuse.order("off").await;
+    }
+    (median(&alone), median(&beside))
 }
 
 /// Each connection of the well-behaved client takes and releases locks of its own, one after another.
