@@ -17,23 +17,23 @@ use crate::stats::{median, micros, percentile};
 
 const CALLS: usize = 20_000;
 
-/// Two rows: their names, and the most that they may take.
+/// Two rows: their names, and the most that they may take, in microseconds.
 struct Rows {
-    fresh: (&'static str, &'static str, f64),
-    cached: (&'static str, &'static str, f64),
+    fresh: (&'static str, &'static str, Option<f64>),
+    cached: (&'static str, &'static str, Option<f64>),
 }
 
 const DEFAULT: Rows = Rows {
-    fresh: ("policy decision: fresh instance, plan", "median ≤ 10 µs", 10.0),
-    cached: ("policy decision: plan from the cache", "median ≤ 0.5 µs", 0.5),
+    fresh: ("policy decision: fresh instance, plan", "median ≤ 10 µs", Some(10.0)),
+    cached: ("policy decision: plan from the cache", "median ≤ 0.5 µs", Some(0.5)),
 };
 const C: Rows = Rows {
-    fresh: ("policy decision in C: fresh instance, plan", "median ≤ 10 µs", 10.0),
-    cached: ("policy decision in C: plan from the cache", "median ≤ 1 µs", 1.0),
+    fresh: ("policy decision in C: fresh instance, plan", "", None),
+    cached: ("policy decision in C: plan from the cache", "", None),
 };
 const JS: Rows = Rows {
-    fresh: ("policy decision in JavaScript: fresh instance, plan", "median ≤ 400 µs", 400.0),
-    cached: ("policy decision in JavaScript: plan from the cache", "median ≤ 1 µs", 1.0),
+    fresh: ("policy decision in JavaScript: fresh instance, plan", "median ≤ 400 µs", Some(400.0)),
+    cached: ("policy decision in JavaScript: plan from the cache", "median ≤ 1 µs", Some(1.0)),
 };
 
 /// The policy `default`, with its default settings.
@@ -82,14 +82,14 @@ fn one(report: &mut Report, rows: &Rows, generation: &Generation) -> Result<()> 
     Ok(())
 }
 
-fn row((name, target, target_us): (&'static str, &'static str, f64), took: &[Duration]) -> Row {
+fn row((name, target, most_us): (&'static str, &'static str, Option<f64>), took: &[Duration]) -> Row {
     let (median, p99) = (micros(median(took)), micros(percentile(took, 0.99)));
     Row {
         name,
         target,
         figure: format!("{median:.1} µs"),
         note: format!("99th percentile {p99:.1} µs over {CALLS} calls"),
-        met: Some(median <= target_us),
+        met: most_us.map(|most_us| median <= most_us),
         details: json!({ "median_us": median, "p99_us": p99, "calls": CALLS }),
     }
 }

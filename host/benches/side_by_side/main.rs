@@ -40,6 +40,10 @@ use report::{Report, Row};
 use serde_json::json;
 use world::World;
 
+// What is measured in this process is measured with the allocator of the proxy.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measures the proxy against the same SQL run directly.
 #[derive(Parser)]
 struct Args {
