@@ -250,5 +250,6 @@ async fn drain(service: &Service, fronts: Vec<JoinHandle<()>>, guard: &Guard) {
 
 fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
     let engine = Engine::new(&config.engine, Compiler::Child(metrics.clone()))?;
-    Policies::load(&engine, &config.policies, &config.limits, metrics).map_err(StartError::Policies)
+    Policies::load(&engine, &config.policies, &config.limits, metrics)
+        .map_err(|rejections| StartError::Policies(errors::refused(&config.policies, &rejections)))
 }

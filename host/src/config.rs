@@ -61,6 +61,7 @@ mod wildcard;
 pub use audit::AuditConfig;
 pub use auth::{AuthConfig, AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb};
 pub use engine::EngineLimits;
+pub(crate) use fault::suggestion;
 pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
 pub use guard::{
@@ -74,7 +75,7 @@ pub use listen::{ListenAddress, socket_path};
 pub use listeners::{ApiListener, ListenerConfig};
 pub use log::LogConfig;
 pub use naming::naming;
-pub use policies::{PolicyConfig, PolicySigners, PolicySource, PushGuard, Signer};
+pub use policies::{PolicyConfig, PolicySigners, PolicySource, PushGuard, SettingPlaces, Signer};
 pub use process::{RuntimeConfig, ShutdownConfig};
 pub use quorum::{MemberConfig, QuorumConfig};
 pub use reader::Env;

@@ -16,6 +16,7 @@ pub(crate) mod form;
 mod generation;
 mod generations;
 mod hooks;
+mod manifest;
 mod module;
 mod observer;
 mod push_guard;
@@ -42,6 +43,7 @@ pub use hooks::naming::{Again, OnLoss, Plan, PlanError, PlanRequest};
 pub use hooks::reads::ReadPart;
 pub use hooks::renewal::{Expiring, Renewal};
 pub use hooks::response::{RefusalResponse, ResponseContention};
+pub use manifest::{AnnotateError, Crate, FILE as MANIFEST_FILE, Manifest, ManifestError, SettingFault};
 pub use module::Digest;
 pub use observer::{Observed, Observer};
 pub use rejection::Rejection;
@@ -107,6 +109,10 @@ pub struct PolicyStatus {
     pub settings: serde_json::Value,
     /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,
+    /// What the component says of itself, without its settings.
+    pub manifest: Option<Manifest>,
+    /// What `plan` reads of a request, by the names of the WIT package; `None` if the component does not say.
+    pub reads: Option<Vec<String>>,
     /// When this generation went live, in microseconds since 1970.
     pub since_us: u64,
     /// The digest that a rollback would restore, from the fleet's record.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::config::{Fault, ListenAddress};
+use crate::config::{Fault, ListenAddress, PolicyConfig};
 use crate::mysql::OpenError;
 use crate::mysql::managed::ManagedError;
 use crate::pem::TlsError;
@@ -51,9 +51,9 @@ pub enum StartError {
     /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Policies that cannot be loaded, by name.
-    #[error("{}", list(.0))]
-    Policies(Vec<(String, Rejection)>),
+    /// Policies that cannot be loaded: a line for each fault.
+    #[error("{}", .0.join("\n"))]
+    Policies(Vec<String>),
     /// The private server cannot be started.
     #[error(transparent)]
     Managed(#[from] ManagedError),
@@ -80,7 +80,21 @@ fn lines(faults: &[Fault]) -> String {
     faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-fn list(rejections: &[(String, Rejection)]) -> String {
-    let line = |(name, rejection): &(String, Rejection)| format!("policy `{name}`: {rejection}");
-    rejections.iter().map(line).collect::<Vec<_>>().join("\n")
+/// A line for each policy that cannot be loaded, or for each of its settings that do not fit, with the line of the configuration.
+pub(super) fn refused(configs: &[PolicyConfig], rejections: &[(String, Rejection)]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (name, rejection) in rejections {
+        let config = configs.iter().find(|config| config.name == *name);
+        match (rejection, config) {
+            (Rejection::SettingFaults { faults }, Some(config)) => lines.extend(faults.iter().map(|fault| {
+                let what = format!("policies.{name}.settings.{fault}");
+                match config.setting_places.of(&fault.path) {
+                    Some(place) => Fault { place: place.clone(), what }.to_string(),
+                    None => what,
+                }
+            })),
+            _ => lines.push(format!("policy `{name}`: {rejection}")),
+        }
+    }
+    lines
 }

@@ -69,6 +69,24 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "JSON", default_value = "{}")]
         settings: String,
     },
+    /// Give a component a manifest, which says what the component is
+    ///
+    /// `policy build` does this for a crate or a module that has a file `manifest.json` beside it. This command is for
+    /// components that other tools have built. The manifest has the name and the version of the policy, what it does, where
+    /// its source is, and the settings that it takes, as JSON Schema. Proxies show it, and check the settings by it.
+    ///
+    /// Example: lockkeeper policy annotate tenants.wasm --manifest manifest.json
+    Annotate {
+        /// The component, which is replaced by the one with the manifest
+        #[arg(value_name = "FILE")]
+        component: PathBuf,
+        /// The manifest
+        #[arg(long, value_name = "FILE", default_value = "manifest.json")]
+        manifest: PathBuf,
+        /// Write the component here instead
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Attach a minisign signature to a component
     ///
     /// A policy with `signers` in config.toml loads only components that so many of them have signed as `approvals` says. A signer
@@ -220,6 +238,13 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let found = tools::check(&component, &trial::settings(&settings)?)?;
             report(options, &found, &found_fine(&source, &found));
         }
+        PolicyCommand::Annotate { component, manifest, output } => {
+            let annotated = tools::annotated(&read(&component)?, &manifest)?;
+            let file = output.unwrap_or(component);
+            write(&file, &annotated)?;
+            let text = format!("{} has the manifest of {} now", file.display(), manifest.display());
+            report(options, &json!({"file": file, "bytes": annotated.len()}), &text);
+        }
         PolicyCommand::Sign { component, signature, output } => {
             let signed = tools::signed(&read(&component)?, &signature)?;
             let file = output.unwrap_or(component);
@@ -279,10 +304,23 @@ fn found_fine(source: &str, found: &Value) -> String {
         found["bytes"],
         listed(&found["hooks"], ", ")
     );
+    if let Some(manifest) = found["manifest"].as_object() {
+        let name = format!("{} {}", output::shown(&found["manifest"]["name"]), version(&found["manifest"]));
+        let more = ["description", "source"].into_iter().filter_map(|key| manifest.get(key));
+        let more: String = more.map(|text| format!("; {}", output::shown(text))).collect();
+        text.push_str(&format!("\nmanifest: {name}{more}"));
+    }
+    if found["reads"].is_array() {
+        text.push_str(&format!("\nplan reads: {}", listed(&found["reads"], ", ")));
+    }
     for note in found["notes"].as_array().into_iter().flatten() {
         text.push_str(&format!("\nnote: {}", output::shown(note)));
     }
     text
+}
+
+fn version(manifest: &Value) -> String {
+    if manifest.is_null() { "-".to_owned() } else { output::shown(&manifest["version"]) }
 }
 
 fn listed(texts: &Value, between: &str) -> String {
@@ -293,6 +331,7 @@ fn list(answer: &Value) {
     let row = |policy: &Value| {
         vec![
             output::shown(&policy["name"]),
+            version(&policy["manifest"]),
             short_digest(&policy["digest"]),
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),
@@ -305,7 +344,18 @@ fn list(answer: &Value) {
     };
     let rows: Vec<_> = answer["policies"].as_array().into_iter().flatten().map(row).collect();
     output::table(
-        &["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "PHASE", "SEQ", "CHANGE", "LAST ERROR"],
+        &[
+            "NAME",
+            "VERSION",
+            "DIGEST",
+            "GENERATION",
+            "FAULTS",
+            "HOOKS",
+            "PHASE",
+            "SEQ",
+            "CHANGE",
+            "LAST ERROR",
+        ],
         &rows,
     );
 }

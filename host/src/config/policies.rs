@@ -1,6 +1,7 @@
 //! `[policies.NAME]`: the policies, their components and their settings.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,10 +22,40 @@ pub struct PolicyConfig {
     pub source: PolicySource,
     /// The policy's settings table, which the component checks.
     pub settings: serde_json::Map<String, serde_json::Value>,
+    /// Where the settings are in the configuration.
+    pub setting_places: SettingPlaces,
     /// When a version goes back by itself.
     pub guard: PushGuard,
     /// Who must have signed its components.
     pub signers: PolicySigners,
+}
+
+/// Where the settings of a policy are in the configuration.
+#[derive(Clone, Default)]
+pub struct SettingPlaces(BTreeMap<String, Location>);
+
+/// Two configurations with the same values look the same, wherever the values are.
+impl fmt::Debug for SettingPlaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SettingPlaces").finish_non_exhaustive()
+    }
+}
+
+impl SettingPlaces {
+    /// The place of a setting, by the keys that lead to it, such as `tenants.acme.rank` or `tiers[2]`. A setting that is
+    /// missing has the place of the table that should have it. `None` if the file does not have the policy.
+    pub fn of(&self, path: &str) -> Option<&Location> {
+        let mut path = path;
+        loop {
+            if let Some(place) = self.0.get(path) {
+                return Some(place);
+            }
+            if path.is_empty() {
+                return None;
+            }
+            path = path.rfind(['.', '[']).map_or("", |at| &path[..at]);
+        }
+    }
 }
 
 /// Who must have signed the components of a policy. Without keys, anybody may write them.
@@ -132,6 +163,7 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
         }
         let source = section.required("path", source);
         let settings = section.free("settings");
+        let setting_places = SettingPlaces(section.places("settings"));
         let guard = PushGuard::read(&section.section("guard"));
         let signers = PolicySigners::read(&section);
         section.finish();
@@ -140,6 +172,7 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
             name: name.to_owned(),
             source: source.unwrap_or_else(builtin),
             settings,
+            setting_places,
             guard,
             signers,
         });
@@ -151,6 +184,7 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
             name: "default".into(),
             source: builtin(),
             settings,
+            setting_places: SettingPlaces::default(),
             guard,
             signers: PolicySigners::default(),
         });

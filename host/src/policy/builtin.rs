@@ -1,5 +1,7 @@
 use std::sync::OnceLock;
 
+use super::manifest::{Crate, Manifest};
+
 /// The components that were made.
 static COMPONENTS: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
 
@@ -7,15 +9,29 @@ static COMPONENTS: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
 /// component is made when it is first asked for.
 ///
 /// # Panics
-/// Where the module is not a policy: the build of this crate has made it.
+/// Where the module is not a policy, or its manifest is none: the build of this crate has made them.
 pub fn builtin(name: &str) -> Option<&'static [u8]> {
-    let (at, module): (usize, &[u8]) = match name {
-        "default" => (0, include_bytes!(concat!(env!("OUT_DIR"), "/default.wasm"))),
-        "fair-groups" => (1, include_bytes!(concat!(env!("OUT_DIR"), "/fair-groups.wasm"))),
-        "backoff" => (2, include_bytes!(concat!(env!("OUT_DIR"), "/backoff.wasm"))),
+    macro_rules! shipped {
+        ($at:literal, $name:literal) => {
+            (
+                $at,
+                include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".wasm")) as &[u8],
+                include_str!(concat!("../../../policies/", $name, "/manifest.json")),
+            )
+        };
+    }
+    let (at, module, manifest) = match name {
+        "default" => shipped!(0, "default"),
+        "fair-groups" => shipped!(1, "fair-groups"),
+        "backoff" => shipped!(2, "backoff"),
         _ => return None,
     };
-    let component = || lockkeeper_builder::component(module).expect("the shipped policies are policies");
+    let component = || {
+        let component = lockkeeper_builder::component(module).expect("the shipped policies are policies");
+        let of = Crate { name: name.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        let manifest = Manifest::written(manifest, Some(&of)).expect("the shipped policies have manifests");
+        manifest.annotate(&component).expect("a new component has no manifest")
+    };
     Some(COMPONENTS[at].get_or_init(component))
 }
 

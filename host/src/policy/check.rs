@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::hooks::reads::Reads;
+use super::manifest::Manifest;
 use super::module::Module;
 use super::{Engine, Fault, Generation, Hook, Rejection, hooks};
 use crate::config::Limits;
@@ -20,6 +21,10 @@ pub struct Report {
     pub bytes: usize,
     /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,
+    /// What the component says of itself.
+    pub manifest: Option<Manifest>,
+    /// What `plan` reads of a request, by the names of the WIT package; `None` if the component does not say.
+    pub reads: Option<Vec<String>>,
     /// Findings that do not prevent loading but deserve attention.
     pub notes: Vec<String>,
 }
@@ -49,6 +54,8 @@ pub fn check_file(
         digest: module.digest().to_string(),
         bytes: component.len(),
         hooks: exported(module),
+        manifest: module.manifest().cloned(),
+        reads: module.has(Hook::Reads).then(|| checked.reads.names()),
         notes: checked.notes,
     })
 }
@@ -84,6 +91,10 @@ pub(super) fn module_with_settings(
     settings: &Map<String, Value>,
     limits: &Limits,
 ) -> Result<Checked, Rejection> {
+    let faults = module.manifest().map(|manifest| manifest.faults_of(settings)).unwrap_or_default();
+    if !faults.is_empty() {
+        return Err(Rejection::SettingFaults { faults });
+    }
     let settings = hooks::settings::configure(&module, settings)?;
     let reads = Reads::of(&module, &settings)?;
     let key = Key::new("trial/1").unwrap_or_else(|| unreachable!("it is a key"));

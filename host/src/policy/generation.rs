@@ -14,7 +14,7 @@ use super::hooks::reads::Reads;
 use super::module::Module;
 use super::observer::Observer;
 use super::push_guard::{Answered, Answers};
-use super::{Digest, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest};
+use super::{Digest, Fault, FaultKind, Hook, Manifest, Plan, PlanError, PlanRequest};
 use crate::clock;
 use crate::config::Limits;
 use crate::mutex::Mutex;
@@ -122,6 +122,16 @@ impl Generation {
     /// The hooks that the component exports.
     pub fn hooks(&self) -> Vec<&'static str> {
         check::exported(&self.module)
+    }
+
+    /// What the component says of itself.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.module.manifest()
+    }
+
+    /// What `plan` reads of a request, by the names of the WIT package; `None` if the component does not say.
+    pub fn reads(&self) -> Option<Vec<String>> {
+        self.has(Hook::Reads).then(|| self.reads.names())
     }
 
     /// Whether the component exports the hook. The proxy has built-in answers for hooks that are not exported.

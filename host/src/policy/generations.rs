@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::canary::{Canary, CanaryTerms};
 use super::check::{self, Checked};
 use super::push_guard::Answered;
-use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin, signature};
+use super::{Digest, Engine, Generation, Manifest, PolicyStatus, Rejection, builtin, signature};
 use crate::clock;
 use crate::config::{Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
 use crate::lock::Instant;
@@ -331,6 +331,8 @@ impl Policy {
             generation: live.number(),
             settings: Value::Object(live.settings().clone()),
             hooks: live.hooks(),
+            manifest: live.manifest().map(Manifest::without_settings),
+            reads: live.reads(),
             since_us: history.since_us,
             previous: None,
             last_error: history

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 use wasmtime::component::{Component, ComponentExportIndex, ComponentNamedList, InstancePre, Lift, Lower};
 
 use super::budget::Budget;
+use super::manifest::Manifest;
 use super::{Engine, Fault, FaultKind, Hook, Rejection};
 
 /// A compiled component; generations that differ only in their settings share it.
@@ -18,6 +19,7 @@ pub(super) struct Module {
     component: Bytes,
     /// The exported functions, at the indexes of their hooks.
     functions: [Option<ComponentExportIndex>; Hook::ALL.len()],
+    manifest: Option<Manifest>,
 }
 
 /// The SHA-256 of a component.
@@ -69,8 +71,11 @@ impl Module {
         if functions[Hook::Plan as usize].is_none() {
             return Err(Rejection::Broken { detail: "it exports no `naming.plan`".to_owned() });
         }
+        let manifest =
+            Manifest::of(component).map_err(|error| Rejection::Manifest { detail: error.to_string() })?;
         Ok(Arc::new(Module {
             functions,
+            manifest,
             digest,
             component: Bytes::copy_from_slice(component),
             engine: engine.clone(),
@@ -80,6 +85,11 @@ impl Module {
 
     pub(super) fn digest(&self) -> Digest {
         self.digest
+    }
+
+    /// What the component says of itself.
+    pub(super) fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
     }
 
     pub(super) fn component(&self) -> &Bytes {

@@ -1,5 +1,6 @@
 use serde::{Deserialize, Serialize};
 
+use super::manifest::SettingFault;
 use super::{Fault, PACKAGE};
 
 /// Why a policy was not loaded: one sentence that states the fault and its remedy. The live generation stays live.
@@ -181,6 +182,20 @@ pub enum Rejection {
         /// The policy's message.
         message: String,
     },
+    /// The settings are others than the component's manifest says.
+    #[error("the settings were refused: {}; mend them in the policy's settings table", listed(.faults))]
+    SettingFaults {
+        /// The settings that do not fit, at most 20.
+        faults: Vec<SettingFault>,
+    },
+    /// The manifest of the component cannot be used.
+    #[error(
+        "the manifest of the component cannot be used: {detail}; build it again with `lockkeeper policy build`"
+    )]
+    Manifest {
+        /// What is wrong with it.
+        detail: String,
+    },
     /// There are settings, but the component does not export `settings`.
     #[error("the policy takes no settings (it exports no `settings`): empty its settings table")]
     NoSettings,
@@ -226,6 +241,10 @@ pub enum Rejection {
     },
 }
 
+fn listed(faults: &[SettingFault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
 impl Rejection {
     /// A stable slug for answers and logs.
     pub fn as_str(&self) -> &'static str {
@@ -250,7 +269,10 @@ impl Rejection {
             Rejection::TooMuchMemory { .. } => "too_much_memory",
             Rejection::TooMany { .. } => "too_many_parts",
             Rejection::NotSigned { .. } => "not_signed",
-            Rejection::Settings { .. } | Rejection::NoSettings => "settings",
+            Rejection::Settings { .. } | Rejection::SettingFaults { .. } | Rejection::NoSettings => {
+                "settings"
+            }
+            Rejection::Manifest { .. } => "manifest",
             Rejection::Configure(_) => "configure",
             Rejection::Reads(_) | Rejection::Unlisted { .. } => "reads",
             Rejection::SelfTest { .. } => "self_test",

@@ -13,6 +13,7 @@ type Files = &'static [(&'static str, &'static str)];
 const RUST: Files = &[
     ("Cargo.toml", include_str!("scaffold/rust/Cargo.toml.txt")),
     ("src/lib.rs", include_str!("scaffold/rust/lib.rs.txt")),
+    ("manifest.json", include_str!("scaffold/rust/manifest.json.txt")),
     ("README.md", include_str!("scaffold/rust/README.md.txt")),
     (".gitignore", "target/\n*.wasm\n"),
 ];
@@ -21,6 +22,7 @@ const JS: Files = &[
     ("package-lock.json", include_str!("scaffold/js/package-lock.json.txt")),
     ("policy.js", include_str!("scaffold/js/policy.js.txt")),
     ("test/policy.test.js", JS_TEST),
+    ("manifest.json", MANIFEST),
     ("README.md", include_str!("scaffold/js/README.md.txt")),
     ("wit/policy.wit", WIT),
     ("wit/world.wit", WORLD),
@@ -33,6 +35,7 @@ const TS: Files = &[
     ("src/policy.ts", include_str!("scaffold/ts/policy.ts.txt")),
     ("src/lockkeeper.d.ts", include_str!("scaffold/ts/lockkeeper.d.ts")),
     ("test/policy.test.js", JS_TEST),
+    ("manifest.json", MANIFEST),
     ("README.md", include_str!("scaffold/ts/README.md.txt")),
     ("wit/policy.wit", WIT),
     ("wit/world.wit", WORLD),
@@ -46,6 +49,7 @@ const C: Files = &[
     ("libc/libc.c", include_str!("scaffold/c/libc/libc.c.txt")),
     ("libc/stdlib.h", include_str!("scaffold/c/libc/stdlib.h.txt")),
     ("libc/string.h", include_str!("scaffold/c/libc/string.h.txt")),
+    ("manifest.json", MANIFEST),
     ("README.md", include_str!("scaffold/c/README.md.txt")),
     ("wit/policy.wit", WIT),
     ("wit/world.wit", WORLD),
@@ -53,6 +57,7 @@ const C: Files = &[
 ];
 const JS_TEST: &str = include_str!("scaffold/js/policy.test.js.txt");
 const WORLD: &str = include_str!("scaffold/world.wit.txt");
+const MANIFEST: &str = include_str!("scaffold/manifest.json.txt");
 const SCENARIO: &str = include_str!("scaffold/scenario.toml.txt");
 const SDK_CARGO_TOML: &str = include_str!("scaffold/rust/sdk.Cargo.toml.txt");
 /// The files of the SDK, by their paths, and under `dependencies` those of its manifest.

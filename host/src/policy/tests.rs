@@ -12,7 +12,9 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
+use crate::config::{
+    EngineLimits, Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard, SettingPlaces,
+};
 use crate::lock::record::HttpView;
 use crate::lock::{Key, Mode, Primitive};
 use crate::telemetry::Metrics;
@@ -45,6 +47,7 @@ fn builtin_config(name: &str, source: &str) -> PolicyConfig {
         name: name.into(),
         source: PolicySource::Builtin(source.into()),
         settings: Map::new(),
+        setting_places: SettingPlaces::default(),
         guard: PushGuard::default(),
         signers: PolicySigners::default(),
     }

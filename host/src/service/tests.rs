@@ -6,7 +6,7 @@ use super::acquire::{acquire, enqueue};
 use super::planning::{Planned, plan};
 use super::*;
 use crate::clock;
-use crate::config::{EngineLimits, PolicyConfig, PolicySigners, PolicySource, PushGuard};
+use crate::config::{EngineLimits, PolicyConfig, PolicySigners, PolicySource, PushGuard, SettingPlaces};
 use crate::lock::record::{Claim, Op, Outcome, Tag};
 use crate::lock::table::Charge;
 use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
@@ -40,6 +40,7 @@ fn policies(limits: &Limits, settings: &[(&str, &str)]) -> Policies {
         name: "default".into(),
         source,
         settings,
+        setting_places: SettingPlaces::default(),
         guard: PushGuard::default(),
         signers: PolicySigners::default(),
     }];

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::{BuildError, TARGET};
+use crate::{BuildError, Named, TARGET};
 
 /// The profile's name and settings. They are passed on the command line, so a crate outside the proxy's workspace
 /// needs nothing in its Cargo.toml.
@@ -77,15 +77,19 @@ pub(crate) fn build_module(dir: &Path, target_dir: Option<&Path>) -> Result<Path
     module_of(&output.stdout, &canonical).ok_or_else(|| BuildError::NoModule { dir: dir.to_owned() })
 }
 
-/// The name of the crate in `dir`.
-pub(crate) fn crate_name(dir: &Path) -> Result<String, BuildError> {
+/// The name and the version of the crate in `dir`.
+pub(crate) fn named(dir: &Path) -> Result<Named, BuildError> {
     let manifest = dir.join("Cargo.toml");
     let manifest = manifest.canonicalize().map_err(|_| BuildError::NoCrate { dir: dir.to_owned() })?;
     let metadata = metadata(dir)?;
     let packages = metadata.get("packages").and_then(Value::as_array).into_iter().flatten();
     let found = packages.into_iter().find(|package| Path::new(text(package, "manifest_path")) == manifest);
     let none = || BuildError::Metadata { dir: dir.to_owned(), detail: "it has no [package]".to_owned() };
-    found.map(|package| text(package, "name").to_owned()).ok_or_else(none)
+    let named = |package: &Value| Named {
+        name: text(package, "name").to_owned(),
+        version: text(package, "version").to_owned(),
+    };
+    found.map(named).ok_or_else(none)
 }
 
 /// The compiler flags. The stack of a policy is small, because the proxy must prepare its pages for each call. Paths

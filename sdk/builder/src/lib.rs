@@ -35,12 +35,20 @@ pub fn module(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildErr
     std::fs::read(&module).map_err(|source| BuildError::Read { path: module, source })
 }
 
-/// The name of the policy crate in `dir`.
+/// The name and the version of a crate.
+pub struct Named {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: String,
+}
+
+/// The name and the version of the policy crate in `dir`.
 ///
 /// # Errors
 /// [`BuildError::NoCrate`], or [`BuildError::Metadata`] if cargo cannot read the crate.
-pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
-    cargo::crate_name(dir)
+pub fn named(dir: &Path) -> Result<Named, BuildError> {
+    cargo::named(dir)
 }
 
 /// Wraps a core module, built with the SDK, into a component.

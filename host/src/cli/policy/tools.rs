@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use lockkeeper_builder::Named;
 use serde_json::{Map, Value};
 
 use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
 use crate::policy::{
-    self, Compiler, Engine, Generation, Language, Plan, PlanError, PlanRequest, RefusalResponse, Rejection,
-    ResponseContention,
+    self, Compiler, Crate, Engine, Generation, Language, MANIFEST_FILE, Manifest, Plan, PlanError,
+    PlanRequest, RefusalResponse, Rejection, ResponseContention,
 };
 use crate::recording::Recording;
 use crate::replay::{self, Arrivals, Load, PlanDiff, Planned, Plans, Replayed, Report};
@@ -30,6 +31,10 @@ pub fn scaffold(name: &str, language: Language) -> Result<PathBuf, Failure> {
 pub fn encode(module: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
     let component = policy::encode(&super::read(module)?)
         .map_err(|error| Failure::Refused(format!("{}: {error}", module.display())))?;
+    let component = match manifest(&module.with_file_name(MANIFEST_FILE), None)? {
+        Some(manifest) => manifest.annotate(&component).map_err(other)?,
+        None => component,
+    };
     let stem = module.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = stem.strip_suffix(".core").map_or_else(|| format!("{stem}.component"), str::to_owned);
     Ok((component, module.with_file_name(format!("{name}.wasm"))))
@@ -39,8 +44,22 @@ pub fn encode(module: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 /// crate's name.
 pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
     let component = lockkeeper_builder::build(dir, None).map_err(other)?;
-    let name = lockkeeper_builder::crate_name(dir).map_err(other)?;
-    Ok((component, dir.join(name).with_extension("wasm")))
+    let Named { name, version } = lockkeeper_builder::named(dir).map_err(other)?;
+    let file = dir.join(&name).with_extension("wasm");
+    let of = Crate { name, version };
+    let manifest = manifest(&dir.join(MANIFEST_FILE), Some(&of))?.unwrap_or_else(|| of.into());
+    Ok((manifest.annotate(&component).map_err(other)?, file))
+}
+
+/// The component with the manifest of a file.
+pub fn annotated(component: &[u8], file: &Path) -> Result<Vec<u8>, Failure> {
+    let missing = || Failure::Usage(format!("there is no {}", file.display()));
+    let manifest = manifest(file, None)?.ok_or_else(missing)?;
+    manifest.annotate(component).map_err(|error| Failure::Refused(error.to_string()))
+}
+
+fn manifest(file: &Path, of: Option<&Crate>) -> Result<Option<Manifest>, Failure> {
+    Manifest::read(file, of).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Checks a component as a proxy with default limits would; what it is found to be.

@@ -71,6 +71,11 @@ impl Reads {
         Ok(Reads(Some(parts)))
     }
 
+    /// The names of the listed parts; none if the policy lists nothing.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.0.iter().flatten().map(named).collect()
+    }
+
     /// Whether requests with the same parts have the same plan, and some requests have the same parts.
     pub(crate) fn repeat(&self) -> bool {
         self.0.is_some() && !self.has(|part| matches!(part, Part::Seed))

@@ -9,7 +9,7 @@ use super::super::options::{Options, POLICIES};
 use super::TIMEOUT_MS;
 use crate::config::{
     EngineLimits, Limits, PolicyConfig, PolicySigners, PolicySource, PushGuard, Route as PolicyRoute,
-    StoreConfig, Wildcard,
+    SettingPlaces, StoreConfig, Wildcard,
 };
 use crate::policy::{Compiler, Engine, Policies};
 use crate::telemetry::Metrics;
@@ -38,6 +38,7 @@ fn load(engine: &Engine, limits: &Limits, options: &Options, edited: &Edited) ->
         source: PolicySource::Builtin(if *name == BACKOFF { BACKOFF } else { "default" }.to_owned()),
         guard: PushGuard::default(),
         signers: PolicySigners::default(),
+        setting_places: SettingPlaces::default(),
         settings: match *name {
             BACKOFF => polling(),
             name if edited.contains_key(name) => edited[name].table(),

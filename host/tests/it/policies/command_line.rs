@@ -6,7 +6,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use lockkeeper::policy::attach;
+
 use super::*;
+use crate::harness::minisign::Signer;
 
 /// The command, as a client of a proxy.
 pub(crate) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
@@ -150,6 +153,13 @@ fn a_policy_is_written_tested_pushed_and_rolled_back_from_the_command_line() {
             listed.lines().nth(1).is_some_and(|row| row.contains("default") && row.contains('2')),
             "{listed}"
         );
+        let policies = json_of(&proxy, &["policy", "list"]).await;
+        let live = &policies["policies"][0];
+        assert_eq!(
+            (&live["manifest"]["name"], &live["manifest"]["version"]),
+            (&json!("quiet-orders"), &json!("0.1.0"))
+        );
+        assert_eq!(live["reads"], json!(["name", "mode", "ttl", "wait", "label(tenant)"]));
         let back = author.policy(&proxy, &["rollback", "default"]).await;
         assert!(back.contains("back at") && back.contains("(generation 3)"), "{back}");
         until_key(&mut last, "Orders/42").await;
@@ -158,6 +168,49 @@ fn a_policy_is_written_tested_pushed_and_rolled_back_from_the_command_line() {
         work.await.expect("no request of the client failed");
         drop(author.dir);
     });
+}
+
+/// A component that another tool has built gets its manifest, and from then on its settings are checked by it.
+#[test]
+fn a_manifest_is_attached_once_and_before_the_signatures() {
+    let dir = folder();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).expect("a file");
+    write("bare.wasm", &RENAMED);
+    let settings = r#"{"type": "object", "properties": {"prefix": {"type": "string", "maxLength": 2}}}"#;
+    write(
+        "manifest.json",
+        format!(r#"{{"name": "renamed", "version": "7", "settings": {settings}}}"#).as_bytes(),
+    );
+    write("wrong.json", br#"{"name": "renamed", "version": "7", "licence": "none"}"#);
+    let signature = Signer::new(1).sign(&RENAMED, "policy=default");
+    write("signed.wasm", &attach(&RENAMED, &signature).expect("a signature"));
+    let run = |args: &[&str]| {
+        let mut command = crate::harness::lockkeeper();
+        let output = command.arg("policy").args(args).current_dir(dir.path()).output().expect("it runs");
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    for (args, expected, words) in [
+        (&["annotate", "bare.wasm", "--manifest", "absent.json"][..], 2, "there is no absent.json"),
+        (&["annotate", "bare.wasm", "--manifest", "wrong.json"], 2, "wrong.json: unknown key `licence`"),
+        (&["annotate", "signed.wasm"], 6, "attach the manifest before it is signed"),
+        (
+            &["annotate", "bare.wasm", "--output", "full.wasm"],
+            0,
+            "full.wasm has the manifest of manifest.json now",
+        ),
+        (&["annotate", "full.wasm"], 6, "has a manifest already"),
+        (&["check", "full.wasm", "--settings", r#"{"prefix": "x/"}"#], 0, "manifest: renamed 7"),
+        (
+            &["check", "full.wasm", "--settings", r#"{"prefix": "xyz"}"#],
+            6,
+            "prefix: is \"xyz\"; must be text of 2 or fewer",
+        ),
+        (&["check", "bare.wasm", "--settings", r#"{"prefix": "xyz"}"#], 0, "is fine"),
+    ] {
+        let (code, told) = run(args);
+        assert_eq!(code, Some(expected), "{args:?}: {told}");
+        assert!(told.contains(words), "{args:?}: {told}");
+    }
 }
 
 /// The `policy` commands refuse what the proxy would refuse, with the proxy's words and the right exit code.

@@ -70,6 +70,11 @@ fn passes(language: &str) {
     let checked = built.policy(&["check"]);
     assert!(checked.contains("is fine") && checked.contains("decides plan, reads"), "{checked}");
     assert!(!checked.contains("note:"), "{checked}");
+    assert!(
+        checked.contains(&format!("manifest: {} 0.1.0; Each tenant has locks of its own", built.name)),
+        "{checked}"
+    );
+    assert!(checked.contains("plan reads: name,") && checked.contains("label(tenant)"), "{checked}");
     let tested = built.policy(&["test"]);
     assert!(tested.contains("scenarios: 1") && tested.contains("failed: 0"), "{tested}");
     let tried = built.policy(&["try", "--resource", "orders/42", "--label", "tenant=acme"]);

@@ -25,7 +25,7 @@ fn bad_components() -> Vec<Bad> {
         ("too large", vec![0; (2 << 20) + 1], &["2097152", "engine.max_component_bytes"]),
         ("memory", wat("(component (core module (memory 257)))"), &["memory", "`engine.memory_bytes`"]),
         ("trap in configure", BAD.clone(), &["`configure` failed", "panicked"]),
-        ("settings", default_policy().to_vec(), &["unknown field `configure`", "settings table"]),
+        ("settings", default_policy().to_vec(), &["configure: unknown key", "settings table"]),
     ]
 }
 

@@ -1,0 +1,272 @@
+//! What a component says of itself: its name, its version, where its source is, and which settings it takes.
+//!
+//! A manifest is JSON in a custom section of the component. `lockkeeper policy build` writes it from the file
+//! `manifest.json`. A component without a manifest is a policy as well.
+
+mod schema;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use wasm_encoder::{ComponentSection as _, CustomSection};
+use wasmparser::{Parser, Payload};
+
+use super::Signed;
+
+pub use schema::{Schema, SettingFault};
+
+/// The name of the custom section.
+const SECTION: &str = "lockkeeper-manifest";
+/// The longest manifest, in bytes.
+const MAX_BYTES: usize = 65_536;
+/// The longest name, version and source, in bytes.
+const MAX_TEXT_BYTES: usize = 256;
+/// The name of the file that a manifest is written in.
+pub const FILE: &str = "manifest.json";
+
+/// What a component says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The name of the policy, as its author calls it.
+    pub name: String,
+    /// The version, as its author counts.
+    pub version: String,
+    /// What the policy does, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Where the source is: the address of a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// The settings that the policy takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<Schema>,
+}
+
+/// Why a manifest cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{detail}")]
+pub struct ManifestError {
+    detail: String,
+}
+
+/// Why a component gets no manifest.
+#[derive(Debug, thiserror::Error)]
+pub enum AnnotateError {
+    /// It has one, or one that cannot be read.
+    #[error("the component has a manifest already; build it again to give it another")]
+    Annotated,
+    /// It is signed.
+    #[error(
+        "the component is signed, and a manifest would void the signatures; attach the manifest before it is signed"
+    )]
+    Signed,
+}
+
+/// The name and the version of a crate, for a manifest that has none.
+pub struct Crate {
+    /// The name of the crate.
+    pub name: String,
+    /// The version of the crate.
+    pub version: String,
+}
+
+impl From<Crate> for Manifest {
+    fn from(Crate { name, version }: Crate) -> Manifest {
+        Manifest { name, version, description: None, source: None, settings: None }
+    }
+}
+
+impl Manifest {
+    /// Reads the file `manifest.json` of a folder. Returns `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no manifest.
+    pub fn read(file: &Path, of: Option<&Crate>) -> Result<Option<Manifest>, ManifestError> {
+        let fail = |detail: String| ManifestError { detail: format!("{}: {detail}", file.display()) };
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(fail(error.to_string())),
+        };
+        let parsed = Manifest::written(&text, of).map_err(|error| fail(error.detail))?;
+        Ok(Some(parsed))
+    }
+
+    /// Parses the text of a `manifest.json`. A crate has a name and a version, so its manifest need not repeat them.
+    ///
+    /// # Errors
+    /// The text is no manifest, or a default value does not fit its schema.
+    pub fn written(text: &str, of: Option<&Crate>) -> Result<Manifest, ManifestError> {
+        let fail = |detail: String| ManifestError { detail };
+        let mut table: Map<String, Value> =
+            serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
+        if let Some(Crate { name, version }) = of {
+            table.entry("name").or_insert_with(|| name.as_str().into());
+            table.entry("version").or_insert_with(|| version.as_str().into());
+        }
+        const KEYS: [&str; 5] = ["name", "version", "description", "source", "settings"];
+        if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            return Err(fail(format!("unknown key `{key}`; a manifest has {}", KEYS.join(", "))));
+        }
+        let manifest: Manifest =
+            serde_json::from_value(table.into()).map_err(|error| fail(error.to_string()))?;
+        manifest.check()?;
+        if let Some(faults) = manifest.settings.as_ref().map(Schema::faults_of_defaults)
+            && let Some(fault) = faults.first()
+        {
+            return Err(fail(format!("the default of settings.{fault}")));
+        }
+        Ok(manifest)
+    }
+
+    /// The manifest of a component. Returns `None` if it has none. What a later version adds is ignored.
+    ///
+    /// # Errors
+    /// The component has several manifests, or one that is none.
+    pub fn of(component: &[u8]) -> Result<Option<Manifest>, ManifestError> {
+        let fail = |detail: String| ManifestError { detail };
+        let mut found = None;
+        let mut depth = 0_u32;
+        for payload in Parser::new(0).parse_all(component) {
+            match payload.map_err(|error| fail(error.to_string()))? {
+                Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+                Payload::End(_) => depth = depth.saturating_sub(1),
+                Payload::CustomSection(section) if depth == 0 && section.name() == SECTION => {
+                    if section.data().len() > MAX_BYTES {
+                        return Err(fail(format!("it has more than {MAX_BYTES} bytes")));
+                    }
+                    let manifest: Manifest =
+                        serde_json::from_slice(section.data()).map_err(|error| fail(error.to_string()))?;
+                    manifest.check()?;
+                    if found.replace(manifest).is_some() {
+                        return Err(fail("the component has more than one".to_owned()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// The component with this manifest.
+    ///
+    /// # Errors
+    /// The component has a manifest or a signature already.
+    pub fn annotate(&self, component: &[u8]) -> Result<Vec<u8>, AnnotateError> {
+        if !matches!(Manifest::of(component), Ok(None)) {
+            return Err(AnnotateError::Annotated);
+        }
+        if !Signed::of(component).signatures.is_empty() {
+            return Err(AnnotateError::Signed);
+        }
+        Ok(self.attach(component))
+    }
+
+    fn attach(&self, component: &[u8]) -> Vec<u8> {
+        let data = serde_json::to_vec(self).expect("a manifest can be written as JSON");
+        let section = CustomSection { name: SECTION.into(), data: data.into() };
+        let mut component = component.to_vec();
+        section.append_to_component(&mut component);
+        component
+    }
+
+    /// The manifest for a list of policies, without the schema of the settings.
+    pub fn without_settings(&self) -> Manifest {
+        Manifest { settings: None, ..self.clone() }
+    }
+
+    fn check(&self) -> Result<(), ManifestError> {
+        let texts =
+            [("name", Some(&self.name)), ("version", Some(&self.version)), ("source", self.source.as_ref())];
+        for (key, text) in texts {
+            let Some(text) = text else { continue };
+            if !(1..=MAX_TEXT_BYTES).contains(&text.len()) || text.chars().any(char::is_control) {
+                let detail =
+                    format!("`{key}` must have 1 to {MAX_TEXT_BYTES} bytes, and no control characters");
+                return Err(ManifestError { detail });
+            }
+        }
+        if let Some(settings) = &self.settings
+            && !settings.is_table()
+        {
+            return Err(ManifestError { detail: "`settings` must be a schema of type `object`".to_owned() });
+        }
+        Ok(())
+    }
+
+    /// How settings differ from what the policy takes.
+    pub fn faults_of(&self, settings: &Map<String, Value>) -> Vec<SettingFault> {
+        self.settings.as_ref().map(|schema| schema.faults_of(settings)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wasm_encoder::{RawSection, Section as _};
+
+    use super::*;
+    use crate::policy::builtin;
+
+    const TEXT: &str = r#"{
+        "name": "fair", "version": "1.2.0", "source": "https://git.example/fair",
+        "settings": {"type": "object", "additionalProperties": false, "properties": {
+            "ttl_ms": {"type": "integer", "minimum": 100, "maximum": 3600000, "default": 10000}
+        }}
+    }"#;
+
+    #[test]
+    fn a_component_keeps_its_manifest() {
+        let manifest = Manifest::written(TEXT, None).unwrap();
+        let component = manifest.annotate(b"\0asm\x0d\0\x01\0").unwrap();
+        assert_eq!(Manifest::of(&component).unwrap(), Some(manifest.clone()));
+        assert_eq!(Manifest::of(b"\0asm\x0d\0\x01\0").unwrap(), None);
+        assert!(matches!(manifest.annotate(&component), Err(AnnotateError::Annotated)));
+        let twice = manifest.attach(&component);
+        assert_eq!(Manifest::of(&twice).unwrap_err().to_string(), "the component has more than one");
+    }
+
+    #[test]
+    fn the_manifest_of_a_crate_need_not_repeat_its_name() {
+        let of = Crate { name: "tenants".into(), version: "0.3.0".into() };
+        let manifest = Manifest::written("{}", Some(&of)).unwrap();
+        assert_eq!((manifest.name.as_str(), manifest.version.as_str()), ("tenants", "0.3.0"));
+        assert!(Manifest::written("{}", None).unwrap_err().to_string().contains("name"));
+    }
+
+    #[test]
+    fn a_wrong_manifest_is_refused_with_its_key() {
+        let faults = [
+            (r#"{"name": "", "version": "1"}"#, "`name` must have 1 to 256 bytes"),
+            (r#"{"name": "a", "version": "1", "licence": "x"}"#, "unknown key `licence`"),
+            (
+                r#"{"name": "a", "version": "1", "settings": {"type": "string"}}"#,
+                "`settings` must be a schema",
+            ),
+            (
+                r#"{"name": "a", "version": "1", "settings": {"type": "object", "pattern": "x"}}"#,
+                "unknown field `pattern`",
+            ),
+            (
+                r#"{"name": "a", "version": "1", "settings": {"type": "object",
+                    "properties": {"n": {"type": "integer", "minimum": 1, "default": 0}}}}"#,
+                "the default of settings.n: is 0; must be a whole number, 1 or more",
+            ),
+        ];
+        for (text, expected) in faults {
+            let error = Manifest::written(text, None).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_manifest_of_a_module_inside_does_not_count() {
+        let component = builtin("default").unwrap();
+        // A custom section in a nested core module: the name of the section is looked for at the top level only.
+        let mut module = b"\0asm\x01\0\0\0".to_vec();
+        CustomSection { name: SECTION.into(), data: b"{}".as_slice().into() }.append_to(&mut module);
+        let mut component = component.to_vec();
+        RawSection { id: 1, data: &module }.append_to_component(&mut component);
+        assert_eq!(Manifest::of(&component).unwrap().unwrap().name, "default");
+    }
+}
