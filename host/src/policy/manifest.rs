@@ -22,6 +22,8 @@ const SECTION: &str = "lockkeeper-manifest";
 const MAX_BYTES: usize = 65_536;
 /// The longest name, version and source, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
+/// The longest description, in bytes.
+const MAX_DESCRIPTION_BYTES: usize = 1_024;
 /// The name of the file that a manifest is written in.
 pub const FILE: &str = "manifest.json";
 
@@ -177,13 +179,16 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), ManifestError> {
-        let texts =
-            [("name", Some(&self.name)), ("version", Some(&self.version)), ("source", self.source.as_ref())];
-        for (key, text) in texts {
+        let texts = [
+            ("name", Some(&self.name), MAX_TEXT_BYTES),
+            ("version", Some(&self.version), MAX_TEXT_BYTES),
+            ("source", self.source.as_ref(), MAX_TEXT_BYTES),
+            ("description", self.description.as_ref(), MAX_DESCRIPTION_BYTES),
+        ];
+        for (key, text, max) in texts {
             let Some(text) = text else { continue };
-            if !(1..=MAX_TEXT_BYTES).contains(&text.len()) || text.chars().any(char::is_control) {
-                let detail =
-                    format!("`{key}` must have 1 to {MAX_TEXT_BYTES} bytes, and no control characters");
+            if !(1..=max).contains(&text.len()) || text.chars().any(char::is_control) {
+                let detail = format!("`{key}` must have 1 to {max} bytes, and no control characters");
                 return Err(ManifestError { detail });
             }
         }

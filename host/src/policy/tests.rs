@@ -74,3 +74,18 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
     let path = dir.path().join("policy.wasm");
     (dir, path)
 }
+
+#[test]
+fn the_manifests_of_the_shipped_policies_have_the_defaults_of_their_code() {
+    for name in ["default", "fair-groups", "backoff"] {
+        let component = builtin(name).unwrap();
+        let manifest = Manifest::of(component).unwrap().unwrap();
+        assert_eq!((manifest.name.as_str(), manifest.version.as_str()), (name, env!("CARGO_PKG_VERSION")));
+        let defaults = manifest.settings.unwrap().defaults();
+        assert!(!defaults.is_empty(), "{name}");
+        let configured = |settings: &Map<String, Value>| {
+            check::component_with_settings(&ENGINE, component, settings, &Limits::default()).unwrap().settings
+        };
+        assert_eq!(configured(&defaults), configured(&Map::new()), "{name}");
+    }
+}

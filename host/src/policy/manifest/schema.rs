@@ -152,6 +152,14 @@ impl Schema {
         faults.0
     }
 
+    /// The default values of the settings that have one.
+    #[cfg(test)]
+    pub(in crate::policy) fn defaults(&self) -> Map<String, Value> {
+        let Schema::Object(Table { properties, .. }) = self else { return Map::new() };
+        let default = |(key, schema): (&String, &Schema)| Some((key.clone(), schema.default()?.clone()));
+        properties.iter().filter_map(default).collect()
+    }
+
     fn check_defaults(&self, path: &str, faults: &mut Faults) {
         if let Some(default) = self.default() {
             self.check(path, default, faults);

@@ -74,6 +74,25 @@ on_both! {
         assert_eq!(record(proxy).await["digest"], before);
     }
 
+    async fn a_candidate_that_fails_is_called_off(kind: Kind) {
+        // A proxy that does not answer holds the change up, until it counts as gone after 15 heartbeats.
+        let fleet = Fleet::start_with_beat(kind, 2, default_policy(), 1_000).await;
+        let [one, other] = [&fleet.proxies[0], &fleet.proxies[1]];
+        let (client, before) = (one.client(), record(one).await["digest"].clone());
+        stop(other);
+        let push = pushing(one, &BAD);
+        eventually("both name keys", async || phase(one).await == "both").await;
+        for _ in 0..10 {
+            ask(&client, "panic").await;
+        }
+        let answer = push.await.unwrap().expect("an answer");
+        go_on(other);
+        assert_eq!(answer.status, 422, "{}", answer.text);
+        assert!(answer.text.contains("failed to plan 10 of 10"), "{}", answer.text);
+        fleet.until_settled(&[0, 1], &before).await;
+        assert_eq!(ask(&client, "panic").await, 200);
+    }
+
     async fn a_version_goes_back_for_refusals_if_the_policy_says_so_and_not_after_its_time(kind: Kind) {
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         fleet.add(default_policy(), "[policies.default.guard]\nrefused_points = 5\nwatch_s = 20\n").await;
