@@ -43,7 +43,7 @@ pub use hooks::naming::{Again, OnLoss, Plan, PlanError, PlanRequest};
 pub use hooks::reads::ReadPart;
 pub use hooks::renewal::{Expiring, Renewal};
 pub use hooks::response::{RefusalResponse, ResponseContention};
-pub use manifest::{AnnotateError, Crate, FILE as MANIFEST_FILE, Manifest, ManifestError, SettingFault};
+pub use manifest::{AnnotateError, FILE as MANIFEST_FILE, Manifest, ManifestError, SettingFault};
 pub use module::Digest;
 pub use observer::{Observed, Observer};
 pub use rejection::Rejection;

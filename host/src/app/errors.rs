@@ -80,21 +80,24 @@ fn lines(faults: &[Fault]) -> String {
     faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A line for each policy that cannot be loaded, or for each of its settings that do not fit, with the line of the configuration.
+/// A line for each policy that cannot be loaded, and for each setting that does not fit, with the line of the configuration.
 pub(super) fn refused(configs: &[PolicyConfig], rejections: &[(String, Rejection)]) -> Vec<String> {
-    let mut lines = Vec::new();
+    let (mut lines, mut faults) = (Vec::new(), Vec::new());
     for (name, rejection) in rejections {
         let config = configs.iter().find(|config| config.name == *name);
-        match (rejection, config) {
-            (Rejection::SettingFaults { faults }, Some(config)) => lines.extend(faults.iter().map(|fault| {
-                let what = format!("policies.{name}.settings.{fault}");
-                match config.setting_places.of(&fault.path) {
-                    Some(place) => Fault { place: place.clone(), what }.to_string(),
-                    None => what,
-                }
-            })),
-            _ => lines.push(format!("policy `{name}`: {rejection}")),
+        let Rejection::SettingFaults { faults: of_settings } = rejection else {
+            lines.push(format!("policy `{name}`: {rejection}"));
+            continue;
+        };
+        for fault in of_settings {
+            let what = format!("policies.{name}.settings.{fault}");
+            match config.and_then(|config| config.setting_places.of(&fault.path)) {
+                Some(place) => faults.push(Fault { place, what }),
+                None => lines.push(what),
+            }
         }
     }
+    faults.sort_by(|a, b| a.place.cmp(&b.place));
+    lines.extend(faults.iter().map(ToString::to_string));
     lines
 }

@@ -33,9 +33,15 @@ impl fmt::Display for Fault {
     }
 }
 
+/// The longest text that is suggested, or compared with one that could be.
+const MAX_SUGGESTED_BYTES: usize = 64;
+
 /// `; did you mean …?` if a known name is similar, otherwise empty.
 pub fn suggestion(given: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|name| (distance(given, name), name)).min();
+    // The distance of long texts takes long, and nobody mistypes one of those.
+    let is_short = |name: &str| name.len() <= MAX_SUGGESTED_BYTES;
+    let names = known.iter().filter(|name| is_short(name) && is_short(given));
+    let near = names.map(|name| (distance(given, name), name)).min();
     match near {
         Some((steps, name)) if steps <= 1 + name.len() / 4 => format!("; did you mean `{name}`?"),
         _ => String::new(),

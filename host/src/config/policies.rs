@@ -1,12 +1,12 @@
 //! `[policies.NAME]`: the policies, their components and their settings.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::fault::{Location, suggestion};
 use super::reader::{Section, defaults};
+use super::setting::SettingPlaces;
 use super::values::{self, NAME_RULE, is_plain_name};
 
 /// The name that no policy has: a guarded route with it takes no lock.
@@ -28,34 +28,6 @@ pub struct PolicyConfig {
     pub guard: PushGuard,
     /// Who must have signed its components.
     pub signers: PolicySigners,
-}
-
-/// Where the settings of a policy are in the configuration.
-#[derive(Clone, Default)]
-pub struct SettingPlaces(BTreeMap<String, Location>);
-
-/// Two configurations with the same values look the same, wherever the values are.
-impl fmt::Debug for SettingPlaces {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SettingPlaces").finish_non_exhaustive()
-    }
-}
-
-impl SettingPlaces {
-    /// The place of a setting, by the keys that lead to it, such as `tenants.acme.rank` or `tiers[2]`. A setting that is
-    /// missing has the place of the table that should have it. `None` if the file does not have the policy.
-    pub fn of(&self, path: &str) -> Option<&Location> {
-        let mut path = path;
-        loop {
-            if let Some(place) = self.0.get(path) {
-                return Some(place);
-            }
-            if path.is_empty() {
-                return None;
-            }
-            path = path.rfind(['.', '[']).map_or("", |at| &path[..at]);
-        }
-    }
 }
 
 /// Who must have signed the components of a policy. Without keys, anybody may write them.
@@ -154,6 +126,7 @@ pub enum PolicySource {
 pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
     let builtin = || PolicySource::Builtin("default".into());
     let mut policies = Vec::new();
+    let file = top.source();
     for (name, section) in top.named("policies") {
         if !is_plain_name(name) {
             section.complain_of_it(NAME_RULE);
@@ -163,7 +136,7 @@ pub(super) fn read(top: &Section<'_>) -> Vec<PolicyConfig> {
         }
         let source = section.required("path", source);
         let settings = section.free("settings");
-        let setting_places = SettingPlaces(section.places("settings"));
+        let setting_places = SettingPlaces::new(&file, name);
         let guard = PushGuard::read(&section.section("guard"));
         let signers = PolicySigners::read(&section);
         section.finish();

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -15,6 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::fault::{Fault, Location, suggestion};
+use super::setting::{self, Source};
 
 /// The environment variables that may change a configuration.
 pub type Env = BTreeMap<String, String>;
@@ -117,38 +119,8 @@ impl<'a> Document<'a> {
         self.scalars.borrow().values().cloned().collect()
     }
 
-    /// Adds the lines of a table's keys, and of all below them.
-    fn places(&self, table: &DeTable<'_>, path: &str, places: &mut BTreeMap<String, Location>) {
-        for (key, value) in table {
-            let path =
-                if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
-            places.insert(path.clone(), self.line_of(key.span().start));
-            self.places_below(value, &path, places);
-        }
-    }
-
-    fn places_below(
-        &self,
-        value: &Spanned<DeValue<'_>>,
-        path: &str,
-        places: &mut BTreeMap<String, Location>,
-    ) {
-        match value.get_ref() {
-            DeValue::Table(table) => self.places(table, path, places),
-            DeValue::Array(items) => {
-                for (at, item) in items.iter().enumerate() {
-                    let path = format!("{path}[{at}]");
-                    places.insert(path.clone(), self.line_of(item.span().start));
-                    self.places_below(item, &path, places);
-                }
-            }
-            _ => {}
-        }
-    }
-
     fn line_of(&self, byte: usize) -> Location {
-        let before = self.text.get(..byte).unwrap_or(self.text);
-        Location::Line(self.file.to_owned(), 1 + before.matches('\n').count())
+        setting::line_of(self.file, self.text, byte)
     }
 }
 
@@ -363,15 +335,9 @@ impl<'a> Section<'a> {
         section.table.map(to_json).unwrap_or_default()
     }
 
-    /// The lines of the keys of a table that [`free`](Section::free) reads, by the keys that lead there, such as
-    /// `tenants.acme` or `tiers[2]`. The empty path is the table itself.
-    pub fn places(&self, key: &'static str) -> BTreeMap<String, Location> {
-        let section = self.section(key);
-        let mut places = BTreeMap::from([(String::new(), section.place.clone())]);
-        if let Some(table) = section.table {
-            self.document.places(table, "", &mut places);
-        }
-        places
+    /// The file that is read.
+    pub(super) fn source(&self) -> Arc<Source> {
+        Arc::new(Source { file: self.document.file.to_owned(), text: self.document.text.to_owned() })
     }
 
     /// Reports keys that were not read.

@@ -1,9 +1,10 @@
-//! Any bytes are a policy or are refused: the checks before a component is compiled do not panic.
+//! Any bytes are a policy or are refused: the checks before a component is compiled do not panic, nor does its manifest.
 
 use arbitrary::{Result, Unstructured};
+use serde_json::json;
 
 use crate::config::EngineLimits;
-use crate::policy::{builtin, form};
+use crate::policy::{Manifest, builtin, form};
 
 pub fn hold(u: &mut Unstructured<'_>) -> Result<()> {
     let name = *u.choose(&["default", "fair-groups", "backoff"])?;
@@ -13,6 +14,13 @@ pub fn hold(u: &mut Unstructured<'_>) -> Result<()> {
     }
     let check = || form::check(&bytes, &EngineLimits::default()).map_err(|rejection| rejection.to_string());
     assert_eq!(check(), check());
+    let faults = || {
+        let manifest = Manifest::of(&bytes).map_err(|error| error.to_string())?;
+        let settings = json!({"ttl_ms": 5, "weights": {"a": 0}, "label": "", "min_ms": "x"});
+        let settings = settings.as_object().expect("a table");
+        Ok::<_, String>(manifest.map(|manifest| manifest.faults_of(settings)))
+    };
+    assert_eq!(faults(), faults());
     Ok(())
 }
 
@@ -21,8 +29,8 @@ fn change(u: &mut Unstructured<'_>, bytes: &mut Vec<u8>) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
-    // The types and the exports are at the end.
-    let from = if u.arbitrary()? { bytes.len().saturating_sub(4_096) } else { 0 };
+    // The types, the exports and the manifest are at the end.
+    let from = if u.arbitrary()? { bytes.len().saturating_sub(8_192) } else { 0 };
     let at = u.int_in_range(from..=bytes.len() - 1)?;
     let end = (at + u.int_in_range(1..=16)?).min(bytes.len());
     match u.int_in_range(0..=4)? {

@@ -1,6 +1,8 @@
 use std::sync::OnceLock;
 
-use super::manifest::{Crate, Manifest};
+use lockkeeper_builder::Named;
+
+use super::manifest::Manifest;
 
 /// The components that were made.
 static COMPONENTS: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
@@ -28,7 +30,7 @@ pub fn builtin(name: &str) -> Option<&'static [u8]> {
     };
     let component = || {
         let component = lockkeeper_builder::component(module).expect("the shipped policies are policies");
-        let of = Crate { name: name.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        let of = Named { name: name.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         let manifest = Manifest::written(manifest, Some(&of)).expect("the shipped policies have manifests");
         manifest.annotate(&component).expect("a new component has no manifest")
     };

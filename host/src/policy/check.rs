@@ -91,10 +91,6 @@ pub(super) fn module_with_settings(
     settings: &Map<String, Value>,
     limits: &Limits,
 ) -> Result<Checked, Rejection> {
-    let faults = module.manifest().map(|manifest| manifest.faults_of(settings)).unwrap_or_default();
-    if !faults.is_empty() {
-        return Err(Rejection::SettingFaults { faults });
-    }
     let settings = hooks::settings::configure(&module, settings)?;
     let reads = Reads::of(&module, &settings)?;
     let key = Key::new("trial/1").unwrap_or_else(|| unreachable!("it is a key"));

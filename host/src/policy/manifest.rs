@@ -7,6 +7,7 @@ mod schema;
 
 use std::path::Path;
 
+use lockkeeper_builder::Named;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use wasm_encoder::{ComponentSection as _, CustomSection};
@@ -55,6 +56,9 @@ pub struct ManifestError {
 /// Why a component gets no manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum AnnotateError {
+    /// It is no component.
+    #[error("this is not a component; `lockkeeper policy build` makes one of a core module")]
+    NotAComponent,
     /// It has one, or one that cannot be read.
     #[error("the component has a manifest already; build it again to give it another")]
     Annotated,
@@ -65,16 +69,8 @@ pub enum AnnotateError {
     Signed,
 }
 
-/// The name and the version of a crate, for a manifest that has none.
-pub struct Crate {
-    /// The name of the crate.
-    pub name: String,
-    /// The version of the crate.
-    pub version: String,
-}
-
-impl From<Crate> for Manifest {
-    fn from(Crate { name, version }: Crate) -> Manifest {
+impl From<Named> for Manifest {
+    fn from(Named { name, version }: Named) -> Manifest {
         Manifest { name, version, description: None, source: None, settings: None }
     }
 }
@@ -84,7 +80,7 @@ impl Manifest {
     ///
     /// # Errors
     /// The file cannot be read, or is no manifest.
-    pub fn read(file: &Path, of: Option<&Crate>) -> Result<Option<Manifest>, ManifestError> {
+    pub fn read(file: &Path, of: Option<&Named>) -> Result<Option<Manifest>, ManifestError> {
         let fail = |detail: String| ManifestError { detail: format!("{}: {detail}", file.display()) };
         let text = match std::fs::read_to_string(file) {
             Ok(text) => text,
@@ -99,11 +95,11 @@ impl Manifest {
     ///
     /// # Errors
     /// The text is no manifest, or a default value does not fit its schema.
-    pub fn written(text: &str, of: Option<&Crate>) -> Result<Manifest, ManifestError> {
+    pub fn written(text: &str, of: Option<&Named>) -> Result<Manifest, ManifestError> {
         let fail = |detail: String| ManifestError { detail };
         let mut table: Map<String, Value> =
             serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
-        if let Some(Crate { name, version }) = of {
+        if let Some(Named { name, version }) = of {
             table.entry("name").or_insert_with(|| name.as_str().into());
             table.entry("version").or_insert_with(|| version.as_str().into());
         }
@@ -114,15 +110,19 @@ impl Manifest {
         let manifest: Manifest =
             serde_json::from_value(table.into()).map_err(|error| fail(error.to_string()))?;
         manifest.check()?;
-        if let Some(faults) = manifest.settings.as_ref().map(Schema::faults_of_defaults)
-            && let Some(fault) = faults.first()
-        {
-            return Err(fail(format!("the default of settings.{fault}")));
+        if let Some(fault) = manifest.settings.iter().flat_map(Schema::faults).next() {
+            return Err(fail(format!(
+                "the schema of the settings, or a default in it, has a fault: {fault}"
+            )));
+        }
+        if manifest.encoded().len() > MAX_BYTES {
+            return Err(fail(format!("it has more than {MAX_BYTES} bytes")));
         }
         Ok(manifest)
     }
 
-    /// The manifest of a component. Returns `None` if it has none. What a later version adds is ignored.
+    /// The manifest of a component. Returns `None` if it has none. Keys beside those of a manifest are ignored, because a later
+    /// version may have more. A keyword of the schema that is not known is an error, because it would not be checked.
     ///
     /// # Errors
     /// The component has several manifests, or one that is none.
@@ -156,6 +156,9 @@ impl Manifest {
     /// # Errors
     /// The component has a manifest or a signature already.
     pub fn annotate(&self, component: &[u8]) -> Result<Vec<u8>, AnnotateError> {
+        if !Parser::is_component(component) {
+            return Err(AnnotateError::NotAComponent);
+        }
         if !matches!(Manifest::of(component), Ok(None)) {
             return Err(AnnotateError::Annotated);
         }
@@ -165,9 +168,12 @@ impl Manifest {
         Ok(self.attach(component))
     }
 
+    fn encoded(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a manifest can be written as JSON")
+    }
+
     fn attach(&self, component: &[u8]) -> Vec<u8> {
-        let data = serde_json::to_vec(self).expect("a manifest can be written as JSON");
-        let section = CustomSection { name: SECTION.into(), data: data.into() };
+        let section = CustomSection { name: SECTION.into(), data: self.encoded().into() };
         let mut component = component.to_vec();
         section.append_to_component(&mut component);
         component
@@ -197,12 +203,17 @@ impl Manifest {
         {
             return Err(ManifestError { detail: "`settings` must be a schema of type `object`".to_owned() });
         }
+        if self.settings.as_ref().is_some_and(|settings| !settings.is_plain()) {
+            let detail = "a name or text of the schema has a control character".to_owned();
+            return Err(ManifestError { detail });
+        }
         Ok(())
     }
 
     /// How settings differ from what the policy takes.
     pub fn faults_of(&self, settings: &Map<String, Value>) -> Vec<SettingFault> {
-        self.settings.as_ref().map(|schema| schema.faults_of(settings)).unwrap_or_default()
+        let settings = Value::Object(settings.clone());
+        self.settings.as_ref().map(|schema| schema.faults_of(&settings)).unwrap_or_default()
     }
 }
 
@@ -233,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_manifest_of_a_crate_need_not_repeat_its_name() {
-        let of = Crate { name: "tenants".into(), version: "0.3.0".into() };
+        let of = Named { name: "tenants".into(), version: "0.3.0".into() };
         let manifest = Manifest::written("{}", Some(&of)).unwrap();
         assert_eq!((manifest.name.as_str(), manifest.version.as_str()), ("tenants", "0.3.0"));
         assert!(Manifest::written("{}", None).unwrap_err().to_string().contains("name"));
@@ -255,11 +266,33 @@ mod tests {
             (
                 r#"{"name": "a", "version": "1", "settings": {"type": "object",
                     "properties": {"n": {"type": "integer", "minimum": 1, "default": 0}}}}"#,
-                "the default of settings.n: is 0; must be a whole number, 1 or more",
+                "has a fault: n: is 0; must be a whole number, 1 or more",
             ),
         ];
-        for (text, expected) in faults {
-            let error = Manifest::written(text, None).unwrap_err().to_string();
+        let settings = |schema: &str| format!(r#"{{"name": "a", "version": "1", "settings": {schema}}}"#);
+        let property =
+            |schema: &str| settings(&format!(r#"{{"type": "object", "properties": {{"n": {schema}}}}}"#));
+        let more = [
+            (property(r#"{"type": "integer", "minimum": 2, "maximum": 1}"#), "n: the minimum is above"),
+            (property(r#"{"type": "string", "enum": []}"#), "n: `enum` is empty"),
+            (property(r#"{"type": "string", "enum": ["a"], "maxLength": 1}"#), "n: `enum` and a length"),
+            (property(r#"{"type": "string", "enum": ["a\nb"]}"#), "has a control character"),
+            (
+                settings(r#"{"type": "object", "additionalProperties": false, "required": ["m"]}"#),
+                "m: is required, and not among the properties",
+            ),
+            (
+                settings(r#"{"type": "object", "additionalProperties": {"type": "string", "pattern": "x"}}"#),
+                "unknown field `pattern`",
+            ),
+            (
+                property(&format!(r#"{{"type": "string", "enum": ["{}"]}}"#, "x".repeat(70_000))),
+                "more than 65536 bytes",
+            ),
+        ];
+        let faults = faults.map(|(text, expected)| (text.to_owned(), expected));
+        for (text, expected) in faults.into_iter().chain(more) {
+            let error = Manifest::written(&text, None).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -1,5 +1,6 @@
 use serde::{Deserialize, Serialize};
 
+use super::hooks::shortened;
 use super::manifest::SettingFault;
 use super::{Fault, PACKAGE};
 
@@ -190,7 +191,7 @@ pub enum Rejection {
     },
     /// The manifest of the component cannot be used.
     #[error(
-        "the manifest of the component cannot be used: {detail}; build it again with `lockkeeper policy build`"
+        "the manifest of the component cannot be used: {detail}; mend its manifest.json, or upgrade this proxy if the manifest is of a later version"
     )]
     Manifest {
         /// What is wrong with it.
@@ -242,7 +243,7 @@ pub enum Rejection {
 }
 
 fn listed(faults: &[SettingFault]) -> String {
-    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    shortened(faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 impl Rejection {

@@ -78,11 +78,13 @@ impl Child {
         if matches!(output, Output::StoredValue(_)) {
             builder.stdout(Stdio::piped());
         }
+        let introduced = guard.introduce(&mut builder, kill_at);
         let terminal = Terminal::open();
+        // After the introduction: a command that Ctrl-Z stops this early is known to the guard.
         if let Some(terminal) = terminal.as_ref().filter(|terminal| terminal.is_for_the_command()) {
             terminal.give_from_the_start(&mut builder);
         }
-        let spawned = guard.introduce(&mut builder, kill_at).and_then(|()| builder.spawn());
+        let spawned = introduced.and_then(|()| builder.spawn());
         let mut process = match spawned {
             Ok(process) => process,
             Err(error) => {

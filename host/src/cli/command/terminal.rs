@@ -23,14 +23,25 @@ impl Terminal {
         io::stdin().is_terminal() && io::stdout().is_terminal() && self.has(getpgrp())
     }
 
-    /// Moves the group of a command that starts a group to the foreground, before the command itself begins. Ctrl-Z and
-    /// Ctrl-C therefore reach the command from its first instruction on.
+    /// Moves the group of a command that starts a group to the foreground before the command itself begins, if this process
+    /// is there then. Ctrl-Z and Ctrl-C therefore reach the command from its first instruction on.
     pub fn give_from_the_start(&self, command: &mut Command) {
-        let terminal = self.0.as_raw_fd();
+        let (terminal, ours) = (self.0.as_raw_fd(), getpgrp());
         // SAFETY: the code between fork and exec makes system calls only. The descriptor closes at exec, not before.
         unsafe {
             command.pre_exec(move || {
-                set_foreground(terminal, getpgrp());
+                // This process handles the signals of the keyboard. Its handlers must not take them in the command.
+                for signal in [libc::SIGINT, libc::SIGQUIT] {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    if libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
+                        && action.sa_sigaction != libc::SIG_IGN
+                    {
+                        libc::signal(signal, libc::SIG_DFL);
+                    }
+                }
+                if foreground(terminal) == Some(ours) {
+                    set_foreground(terminal, getpgrp());
+                }
                 Ok(())
             });
         }
@@ -38,7 +49,7 @@ impl Terminal {
 
     /// Whether a group is in the foreground.
     pub fn has(&self, group: Pid) -> bool {
-        foreground(&self.0) == Some(group)
+        foreground(self.0.as_raw_fd()) == Some(group)
     }
 
     /// Moves the command's group to the foreground if this process is there. Returns whether the group is there now.
@@ -53,17 +64,16 @@ impl Terminal {
     pub fn take_back(&self, group: Pid) {
         let is_the_commands =
             |foreground| foreground == group || test_kill_process_group(foreground).is_err();
-        if foreground(&self.0).is_some_and(is_the_commands) {
+        if foreground(self.0.as_raw_fd()).is_some_and(is_the_commands) {
             set_foreground(self.0.as_raw_fd(), getpgrp());
         }
     }
 }
 
 /// The foreground process group.
-fn foreground(terminal: &File) -> Option<Pid> {
+fn foreground(terminal: RawFd) -> Option<Pid> {
     // SAFETY: the descriptor is open, and the call takes no other arguments.
-    Pid::from_raw(unsafe { libc::tcgetpgrp(terminal.as_raw_fd()) })
-        .filter(|group| group.as_raw_nonzero().get() > 0)
+    Pid::from_raw(unsafe { libc::tcgetpgrp(terminal) }).filter(|group| group.as_raw_nonzero().get() > 0)
 }
 
 /// Sets the foreground group. A failure does not matter for the lock. TTOU stops a background group that does this,

@@ -43,7 +43,8 @@ pub fn run(args: &DiffArgs, as_json: bool) -> Result<(), Failure> {
         Some(text) => trial::settings(text)?,
         None => of_all(&sources)?,
     };
-    let before_settings = args.before_settings.as_deref().map(trial::settings).transpose()?;
+    let given = |text| trial::settings_of("--before-settings", text);
+    let before_settings = args.before_settings.as_deref().map(given).transpose()?;
     let limits = sources.first().map_or_else(Limits::default, |source| source.limits.clone());
     let alone = tools::Alone::new(limits)?;
     let before_settings = before_settings.unwrap_or_else(|| settings.clone());

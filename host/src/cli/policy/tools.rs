@@ -13,8 +13,8 @@ use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
 use crate::policy::{
-    self, Compiler, Crate, Engine, Generation, Language, MANIFEST_FILE, Manifest, Plan, PlanError,
-    PlanRequest, RefusalResponse, Rejection, ResponseContention,
+    self, Compiler, Engine, Generation, Language, MANIFEST_FILE, Manifest, Plan, PlanError, PlanRequest,
+    RefusalResponse, Rejection, ResponseContention,
 };
 use crate::recording::Recording;
 use crate::replay::{self, Arrivals, Load, PlanDiff, Planned, Plans, Replayed, Report};
@@ -44,9 +44,8 @@ pub fn encode(module: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 /// crate's name.
 pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
     let component = lockkeeper_builder::build(dir, None).map_err(other)?;
-    let Named { name, version } = lockkeeper_builder::named(dir).map_err(other)?;
-    let file = dir.join(&name).with_extension("wasm");
-    let of = Crate { name, version };
+    let of = lockkeeper_builder::named(dir).map_err(other)?;
+    let file = dir.join(&of.name).with_extension("wasm");
     let manifest = manifest(&dir.join(MANIFEST_FILE), Some(&of))?.unwrap_or_else(|| of.into());
     Ok((manifest.annotate(&component).map_err(other)?, file))
 }
@@ -58,7 +57,7 @@ pub fn annotated(component: &[u8], file: &Path) -> Result<Vec<u8>, Failure> {
     manifest.annotate(component).map_err(|error| Failure::Refused(error.to_string()))
 }
 
-fn manifest(file: &Path, of: Option<&Crate>) -> Result<Option<Manifest>, Failure> {
+fn manifest(file: &Path, of: Option<&Named>) -> Result<Option<Manifest>, Failure> {
     Manifest::read(file, of).map_err(|error| Failure::Usage(error.to_string()))
 }
 

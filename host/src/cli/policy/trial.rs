@@ -131,8 +131,13 @@ fn question(args: TryArgs) -> Result<Question, Failure> {
 
 /// Parses `--settings`.
 pub fn settings(text: &str) -> Result<Map<String, Value>, Failure> {
+    settings_of("--settings", text)
+}
+
+/// The settings that an option gives.
+pub fn settings_of(option: &str, text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_slice(&text_or_file(text)?)
-        .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
+        .map_err(|error| Failure::Usage(format!("{option} is not a JSON object: {error}")))
 }
 
 fn request(args: TryArgs) -> Result<PlanRequest, Failure> {

@@ -3,13 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::suggestion;
+use crate::config::{SettingPath, suggestion};
+use crate::policy::hooks::shortened;
 
 /// The most faults that are reported at once.
 const MOST: usize = 20;
+/// The most texts of an `enum` that a message lists.
+const LISTED: usize = 10;
 
 /// What a value must be. A keyword that is not listed here is refused, because it would promise a check that nobody makes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,11 +50,21 @@ pub struct Table {
 }
 
 /// What the keys of a table may be that are not listed. Without it, anything.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 enum Others {
     Allowed(bool),
     As(Box<Schema>),
+}
+
+/// Not derived, because what is wrong with the schema of the others would then not be said.
+impl<'de> Deserialize<'de> for Others {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Others, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Bool(allowed) => Ok(Others::Allowed(allowed)),
+            schema => serde_json::from_value(schema).map(Others::As).map_err(D::Error::custom),
+        }
+    }
 }
 
 /// A list of values that are alike.
@@ -75,8 +89,8 @@ pub struct List {
 pub struct Text {
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    #[serde(rename = "enum", skip_serializing_if = "Vec::is_empty")]
-    one_of: Vec<String>,
+    #[serde(rename = "enum", skip_serializing_if = "Option::is_none")]
+    one_of: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     min_length: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,8 +126,8 @@ pub struct Flag {
 /// A setting that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingFault {
-    /// The keys that lead to the setting, such as `tenants.acme.rank` or `tiers[2]`. Empty: the settings as a whole.
-    pub path: String,
+    /// The way to the setting.
+    pub path: SettingPath,
     /// What is wrong, and what would be right.
     pub what: String,
 }
@@ -136,20 +150,79 @@ impl Schema {
     }
 
     /// How settings differ from the schema.
-    pub fn faults_of(&self, settings: &Map<String, Value>) -> Vec<SettingFault> {
+    pub fn faults_of(&self, settings: &Value) -> Vec<SettingFault> {
         let mut faults = Faults(Vec::new());
-        match self {
-            Schema::Object(table) => table.check("", settings, &mut faults),
-            _ => faults.add("", "must be a table".to_owned()),
-        }
+        self.check(&SettingPath::default(), settings, &mut faults);
         faults.0
     }
 
-    /// The default values that do not fit.
-    pub fn faults_of_defaults(&self) -> Vec<SettingFault> {
+    /// What is wrong with the schema itself: bounds that nothing meets, and default values that do not fit.
+    pub fn faults(&self) -> Vec<SettingFault> {
         let mut faults = Faults(Vec::new());
-        self.check_defaults("", &mut faults);
+        self.check_itself(&SettingPath::default(), &mut faults);
         faults.0
+    }
+
+    /// Whether no name or text has a control character, which could make two lines of one in a report.
+    pub fn is_plain(&self) -> bool {
+        let plain = |text: &String| !text.chars().any(char::is_control);
+        match self {
+            Schema::Object(table) => {
+                let others = match &table.additional_properties {
+                    Some(Others::As(schema)) => schema.is_plain(),
+                    _ => true,
+                };
+                others
+                    && table.required.iter().all(plain)
+                    && table.properties.iter().all(|(key, schema)| plain(key) && schema.is_plain())
+            }
+            Schema::Array(list) => list.items.as_ref().is_none_or(|items| items.is_plain()),
+            Schema::String(text) => text.one_of.iter().flatten().all(plain),
+            Schema::Integer(_) | Schema::Number(_) | Schema::Boolean(_) => true,
+        }
+    }
+
+    fn check_itself(&self, path: &SettingPath, faults: &mut Faults) {
+        let is_crossed = match self {
+            Schema::Object(_) | Schema::Boolean(_) => false,
+            Schema::Array(List { min_items, max_items, .. }) => crossed(*min_items, *max_items),
+            Schema::String(Text { min_length, max_length, .. }) => crossed(*min_length, *max_length),
+            Schema::Integer(Range { minimum, maximum, .. }) => crossed(*minimum, *maximum),
+            Schema::Number(Range { minimum, maximum, .. }) => crossed(*minimum, *maximum),
+        };
+        if is_crossed {
+            faults.add(path, "the minimum is above the maximum".to_owned());
+        }
+        match self {
+            Schema::Object(table) => {
+                for (key, schema) in &table.properties {
+                    schema.check_itself(&path.key(key), faults);
+                }
+                match &table.additional_properties {
+                    Some(Others::As(schema)) => schema.check_itself(&path.key("*"), faults),
+                    Some(Others::Allowed(false)) => {
+                        for key in table.required.iter().filter(|key| !table.properties.contains_key(*key)) {
+                            faults
+                                .add(&path.key(key), "is required, and not among the properties".to_owned());
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Schema::Array(List { items: Some(items), .. }) => items.check_itself(&path.item(0), faults),
+            Schema::String(Text { one_of: Some(texts), min_length, max_length, .. }) => {
+                if texts.is_empty() {
+                    faults.add(path, "`enum` is empty".to_owned());
+                }
+                if min_length.or(*max_length).is_some() {
+                    faults.add(path, "`enum` and a length do not go together".to_owned());
+                }
+            }
+            _ => {}
+        }
+        if let Some(default) = self.default() {
+            self.check(path, default, faults);
+        }
     }
 
     /// The default values of the settings that have one.
@@ -158,26 +231,6 @@ impl Schema {
         let Schema::Object(Table { properties, .. }) = self else { return Map::new() };
         let default = |(key, schema): (&String, &Schema)| Some((key.clone(), schema.default()?.clone()));
         properties.iter().filter_map(default).collect()
-    }
-
-    fn check_defaults(&self, path: &str, faults: &mut Faults) {
-        if let Some(default) = self.default() {
-            self.check(path, default, faults);
-        }
-        match self {
-            Schema::Object(table) => {
-                for (key, schema) in &table.properties {
-                    schema.check_defaults(&below(path, key), faults);
-                }
-                if let Some(Others::As(schema)) = &table.additional_properties {
-                    schema.check_defaults(&below(path, "*"), faults);
-                }
-            }
-            Schema::Array(List { items: Some(items), .. }) => {
-                items.check_defaults(&format!("{path}[]"), faults);
-            }
-            _ => {}
-        }
     }
 
     fn default(&self) -> Option<&Value> {
@@ -191,13 +244,16 @@ impl Schema {
         }
     }
 
-    fn check(&self, path: &str, value: &Value, faults: &mut Faults) {
+    fn check(&self, path: &SettingPath, value: &Value, faults: &mut Faults) {
+        if faults.is_full() {
+            return;
+        }
         match (self, value) {
             (Schema::Object(table), Value::Object(members)) => table.check(path, members, faults),
             (Schema::Array(list), Value::Array(items)) if list.takes(items.len()) => {
                 for (at, item) in items.iter().enumerate() {
                     if let Some(schema) = &list.items {
-                        schema.check(&format!("{path}[{at}]"), item, faults);
+                        schema.check(&path.item(at), item, faults);
                     }
                 }
             }
@@ -219,9 +275,10 @@ impl Schema {
             Schema::Array(List { min_items, max_items, .. }) => {
                 format!("a list{}", bounds(" of ", " items", min_items.as_ref(), max_items.as_ref()))
             }
-            Schema::String(Text { one_of, .. }) if !one_of.is_empty() => {
-                let names: Vec<_> = one_of.iter().map(|name| format!("`{name}`")).collect();
-                format!("one of {}", names.join(", "))
+            Schema::String(Text { one_of: Some(texts), .. }) => {
+                let names: Vec<_> = texts.iter().take(LISTED).map(|name| format!("`{name}`")).collect();
+                let more = if texts.len() > LISTED { ", …" } else { "" };
+                format!("one of {}{more}", names.join(", "))
             }
             Schema::String(Text { min_length, max_length, .. }) => {
                 format!("text{}", bounds(" of ", " characters", min_length.as_ref(), max_length.as_ref()))
@@ -239,8 +296,8 @@ impl Schema {
     /// `; did you mean …?`, if a listed text is similar.
     fn meant(&self, value: &Value) -> String {
         match (self, value) {
-            (Schema::String(Text { one_of, .. }), Value::String(given)) => {
-                suggestion(given, &one_of.iter().map(String::as_str).collect::<Vec<_>>())
+            (Schema::String(Text { one_of: Some(texts), .. }), Value::String(given)) => {
+                suggestion(given, &texts.iter().map(String::as_str).collect::<Vec<_>>())
             }
             _ => String::new(),
         }
@@ -248,9 +305,13 @@ impl Schema {
 }
 
 impl Table {
-    fn check(&self, path: &str, members: &Map<String, Value>, faults: &mut Faults) {
+    fn check(&self, path: &SettingPath, members: &Map<String, Value>, faults: &mut Faults) {
         for (key, value) in members {
-            let path = below(path, key);
+            // JSON has `null` for a setting that is not given.
+            if faults.is_full() || (value.is_null() && !self.required.contains(key)) {
+                continue;
+            }
+            let path = path.key(key);
             match (self.properties.get(key), &self.additional_properties) {
                 (Some(schema), _) => schema.check(&path, value, faults),
                 (None, Some(Others::As(schema))) => schema.check(&path, value, faults),
@@ -262,7 +323,7 @@ impl Table {
             }
         }
         for key in self.required.iter().filter(|key| !members.contains_key(*key)) {
-            faults.add(&below(path, key), "is missing".to_owned());
+            faults.add(&path.key(key), "is missing".to_owned());
         }
     }
 }
@@ -276,7 +337,7 @@ impl List {
 impl Text {
     fn takes(&self, given: &str) -> bool {
         let len = given.chars().count();
-        (self.one_of.is_empty() || self.one_of.iter().any(|name| name == given))
+        self.one_of.as_ref().is_none_or(|texts| texts.iter().any(|name| name == given))
             && self.min_length.is_none_or(|min| len >= min)
             && self.max_length.is_none_or(|max| len <= max)
     }
@@ -291,22 +352,27 @@ impl<T: PartialOrd + Copy> Range<T> {
 struct Faults(Vec<SettingFault>);
 
 impl Faults {
-    fn add(&mut self, path: &str, what: String) {
-        if self.0.len() < MOST {
-            self.0.push(SettingFault { path: path.to_owned(), what });
+    fn is_full(&self) -> bool {
+        self.0.len() >= MOST
+    }
+
+    fn add(&mut self, path: &SettingPath, what: String) {
+        if !self.is_full() {
+            self.0.push(SettingFault { path: path.clone(), what: shortened(what) });
         }
     }
 }
 
-fn below(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+fn crossed<T: PartialOrd>(min: Option<T>, max: Option<T>) -> bool {
+    min.zip(max).is_some_and(|(min, max)| min > max)
 }
 
 /// A value as its writer knows it; a long one by its kind.
 fn shown(value: &Value) -> String {
     const LONGEST: usize = 40;
     match value {
-        Value::Null => "nothing".to_owned(),
+        // JSON has no number for TOML's `nan` and `inf`.
+        Value::Null => "empty, or no finite number".to_owned(),
         Value::Object(_) => "a table".to_owned(),
         Value::Array(items) => format!("a list of {}", items.len()),
         Value::String(text) if text.len() > LONGEST => format!("text of {} characters", text.chars().count()),
@@ -325,6 +391,7 @@ fn range<T: fmt::Display>(min: Option<&T>, max: Option<&T>) -> String {
 
 fn bounds(before: &str, after: &str, min: Option<&usize>, max: Option<&usize>) -> String {
     match (min, max) {
+        (Some(min), Some(max)) if min == max => format!("{before}exactly {min}{after}"),
         (Some(min), Some(max)) => format!("{before}{min} to {max}{after}"),
         (Some(min), None) => format!("{before}{min} or more{after}"),
         (None, Some(max)) => format!("{before}{max} or fewer{after}"),
@@ -338,10 +405,9 @@ mod tests {
 
     use super::*;
 
-    fn faults(schema: Value, settings: Value) -> Vec<String> {
+    fn faults(schema: Value, settings: &Value) -> Vec<String> {
         let schema: Schema = serde_json::from_value(schema).unwrap();
-        let Value::Object(settings) = settings else { panic!("settings are a table") };
-        schema.faults_of(&settings).iter().map(ToString::to_string).collect()
+        schema.faults_of(settings).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -365,7 +431,7 @@ mod tests {
         });
         let fine = json!({"guard": "row", "stripes": 100, "share": 0.5, "name": "äöü", "on": true, "tiers": ["a"],
                           "tenants": {"acme": {"rank": -1, "more": "anything"}}});
-        assert_eq!(faults(schema.clone(), fine), Vec::<String>::new());
+        assert_eq!(faults(schema.clone(), &fine), Vec::<String>::new());
         let wrong = [
             (json!({}), "guard: is missing"),
             (
@@ -396,7 +462,7 @@ mod tests {
             ),
         ];
         for (settings, expected) in wrong {
-            assert_eq!(faults(schema.clone(), settings), [expected]);
+            assert_eq!(faults(schema.clone(), &settings), [expected]);
         }
     }
 
@@ -404,6 +470,26 @@ mod tests {
     fn no_more_than_twenty_faults_are_reported() {
         let many: Map<String, Value> = (0..100).map(|n| (format!("k{n}"), json!(1))).collect();
         let schema = json!({"type": "object", "additionalProperties": {"type": "string"}});
-        assert_eq!(faults(schema, many.into()).len(), MOST);
+        assert_eq!(faults(schema, &many.into()).len(), MOST);
+    }
+
+    #[test]
+    fn a_long_text_of_a_component_makes_no_long_message() {
+        let texts: Vec<String> = (0..40).map(|n| format!("{n}{}", "x".repeat(1_500))).collect();
+        let schema = json!({"type": "object", "properties": {"n": {"type": "string", "enum": texts}}});
+        let found = faults(schema, &json!({"n": "x".repeat(4_000)}));
+        assert!(found.len() == 1 && found[0].len() < 1_100, "{}", found[0].len());
+    }
+
+    #[test]
+    fn a_setting_that_need_not_be_given_may_be_null() {
+        let schema = json!({"type": "object", "required": ["a"], "additionalProperties": false, "properties": {
+            "a": {"type": "integer"}, "b": {"type": "integer"}
+        }});
+        assert_eq!(faults(schema.clone(), &json!({"a": 1, "b": null, "c": null})), Vec::<String>::new());
+        assert_eq!(
+            faults(schema, &json!({"a": null})),
+            ["a: is empty, or no finite number; must be a whole number"]
+        );
     }
 }

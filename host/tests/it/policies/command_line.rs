@@ -199,6 +199,7 @@ fn a_manifest_is_attached_once_and_before_the_signatures() {
             "full.wasm has the manifest of manifest.json now",
         ),
         (&["annotate", "full.wasm"], 6, "has a manifest already"),
+        (&["annotate", "manifest.json"], 6, "this is not a component"),
         (&["check", "full.wasm", "--settings", r#"{"prefix": "x/"}"#], 0, "manifest: renamed 7"),
         (
             &["check", "full.wasm", "--settings", r#"{"prefix": "xyz"}"#],

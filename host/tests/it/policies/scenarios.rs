@@ -170,6 +170,8 @@ never_share = ["label:tenant"]
     files.fails("bench|bad.wasm|panic.toml|--max-fuel|1000", 1, "the policy has failed");
     let args = "diff|bad.wasm|builtin:default|panic.toml|--fail-on|lost-exclusion";
     files.fails(args, 7, "were not compared: 6");
+    let args = "diff|builtin:default|builtin:backoff|panic.toml|--before-settings|x";
+    files.fails(args, 2, "--before-settings is not a JSON object");
 }
 
 #[test]
