@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeString, DeTable, DeValue};
 
 use super::fault::Location;
 
@@ -84,42 +84,31 @@ impl SettingPlaces {
     pub fn of(&self, path: &SettingPath) -> Option<Location> {
         let (source, policy) = self.0.as_ref()?;
         let (table, _) = DeTable::parse_recoverable(&source.text);
-        let to_settings = ["policies", policy, "settings"].map(|key| Step::Key(key.to_owned()));
-        let at = byte_of(table.get_ref(), to_settings.iter().chain(&path.0))?;
+        let policy = table.get_ref().get("policies")?.get_ref().as_table()?.get_key_value(policy.as_str())?;
+        let settings = Step::Key("settings".to_owned());
+        let at = byte_of(policy, [&settings].into_iter().chain(&path.0));
         Some(line_of(&source.file, &source.text, at))
     }
 }
 
-/// Where the last step is that the table has.
-fn byte_of<'a>(table: &DeTable<'_>, steps: impl Iterator<Item = &'a Step>) -> Option<usize> {
-    let mut byte = None;
-    let mut here = In::Table(table);
+/// Where the last of these steps is that a key's value has. Without one, where the key is.
+fn byte_of<'a>(
+    (key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>),
+    steps: impl Iterator<Item = &'a Step>,
+) -> usize {
+    let (mut byte, mut here) = (key.span().start, value);
     for step in steps {
-        let (at, next) = match (step, here) {
-            (Step::Key(key), In::Table(table)) => match table.get_key_value(key.as_str()) {
-                Some((key, value)) => (key.span().start, value),
-                None => break,
-            },
-            (Step::Item(at), In::List(items)) => match items.get(*at) {
-                Some(item) => (item.span().start, item),
-                None => break,
-            },
-            _ => break,
+        let next = match (step, here.get_ref()) {
+            (Step::Key(key), DeValue::Table(table)) => {
+                table.get_key_value(key.as_str()).map(|(key, value)| (key.span().start, value))
+            }
+            (Step::Item(at), DeValue::Array(items)) => items.get(*at).map(|item| (item.span().start, item)),
+            _ => None,
         };
-        byte = Some(at);
-        here = match next.get_ref() {
-            DeValue::Table(table) => In::Table(table),
-            DeValue::Array(items) => In::List(items),
-            _ => break,
-        };
+        let Some((at, value)) = next else { break };
+        (byte, here) = (at, value);
     }
     byte
-}
-
-#[derive(Clone, Copy)]
-enum In<'a, 'b> {
-    Table(&'a DeTable<'b>),
-    List(&'a [Spanned<DeValue<'b>>]),
 }
 
 /// The line of a byte of a file.
