@@ -75,8 +75,9 @@ on_both! {
     }
 
     async fn a_candidate_that_fails_is_called_off(kind: Kind) {
-        // A proxy that does not answer holds the change up, until it counts as gone after 15 heartbeats.
-        let fleet = Fleet::start_with_beat(kind, 2, default_policy(), 1_000).await;
+        // A proxy that does not answer holds the change up, until it counts as gone after 15 heartbeats. The other one must
+        // compile the component and fail before that.
+        let fleet = Fleet::start_with_beat(kind, 2, default_policy(), 3_000).await;
         let [one, other] = [&fleet.proxies[0], &fleet.proxies[1]];
         let (client, before) = (one.client(), record(one).await["digest"].clone());
         stop(other);
