@@ -305,7 +305,7 @@ fn found_fine(source: &str, found: &Value) -> String {
         listed(&found["hooks"], ", ")
     );
     if let Some(manifest) = found["manifest"].as_object() {
-        let name = format!("{} {}", output::shown(&found["manifest"]["name"]), version(&found["manifest"]));
+        let name = format!("{} {}", output::shown(&manifest["name"]), output::shown(&manifest["version"]));
         let more = ["description", "source"].into_iter().filter_map(|key| manifest.get(key));
         let more: String = more.map(|text| format!("; {}", output::shown(text))).collect();
         text.push_str(&format!("\nmanifest: {name}{more}"));
@@ -319,10 +319,6 @@ fn found_fine(source: &str, found: &Value) -> String {
     text
 }
 
-fn version(manifest: &Value) -> String {
-    if manifest.is_null() { "-".to_owned() } else { output::shown(&manifest["version"]) }
-}
-
 fn listed(texts: &Value, between: &str) -> String {
     texts.as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(between)
 }
@@ -331,7 +327,7 @@ fn list(answer: &Value) {
     let row = |policy: &Value| {
         vec![
             output::shown(&policy["name"]),
-            version(&policy["manifest"]),
+            output::shown(&policy["manifest"]["version"]),
             short_digest(&policy["digest"]),
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),

@@ -62,11 +62,11 @@ pub(super) struct Source {
     pub text: String,
 }
 
-/// Where the settings of a policy are in the configuration. The file is only read again when a place is asked for.
+/// Where the settings of a policy are in the configuration. The text of the file is parsed again only to find a place.
 #[derive(Clone, Default)]
 pub struct SettingPlaces(Option<(Arc<Source>, String)>);
 
-/// Two configurations with the same values look the same, wherever the values are.
+/// Shows no places, so that configurations with the same values have the same debug text.
 impl fmt::Debug for SettingPlaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SettingPlaces").finish_non_exhaustive()

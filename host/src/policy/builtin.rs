@@ -11,7 +11,7 @@ static COMPONENTS: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
 /// component is made when it is first asked for.
 ///
 /// # Panics
-/// Where the module is not a policy, or its manifest is none: the build of this crate has made them.
+/// If the module is not a policy, or its manifest is invalid. Both are fixed when this crate is built.
 pub fn builtin(name: &str) -> Option<&'static [u8]> {
     macro_rules! shipped {
         ($at:literal, $name:literal) => {

@@ -1,7 +1,7 @@
 //! What a component says of itself: its name, its version, where its source is, and which settings it takes.
 //!
 //! A manifest is JSON in a custom section of the component. `lockkeeper policy build` writes it from the file
-//! `manifest.json`. A component without a manifest is a policy as well.
+//! `manifest.json`. A manifest is optional.
 
 mod schema;
 
@@ -76,10 +76,10 @@ impl From<Named> for Manifest {
 }
 
 impl Manifest {
-    /// Reads the file `manifest.json` of a folder. Returns `None` if there is none.
+    /// Reads a manifest from a file. Returns `None` if the file does not exist.
     ///
     /// # Errors
-    /// The file cannot be read, or is no manifest.
+    /// The file cannot be read, or is not a manifest.
     pub fn read(file: &Path, of: Option<&Named>) -> Result<Option<Manifest>, ManifestError> {
         let fail = |detail: String| ManifestError { detail: format!("{}: {detail}", file.display()) };
         let text = match std::fs::read_to_string(file) {
@@ -94,7 +94,7 @@ impl Manifest {
     /// Parses the text of a `manifest.json`. A crate has a name and a version, so its manifest need not repeat them.
     ///
     /// # Errors
-    /// The text is no manifest, or a default value does not fit its schema.
+    /// The text is not a manifest, no value can fit its schema, or a default value does not fit it.
     pub fn written(text: &str, of: Option<&Named>) -> Result<Manifest, ManifestError> {
         let fail = |detail: String| ManifestError { detail };
         let mut table: Map<String, Value> =
@@ -125,7 +125,7 @@ impl Manifest {
     /// version may have more. A keyword of the schema that is not known is an error, because it would not be checked.
     ///
     /// # Errors
-    /// The component has several manifests, or one that is none.
+    /// The component has several manifests, or an invalid one.
     pub fn of(component: &[u8]) -> Result<Option<Manifest>, ManifestError> {
         let fail = |detail: String| ManifestError { detail };
         let mut found = None;
@@ -154,7 +154,7 @@ impl Manifest {
     /// The component with this manifest.
     ///
     /// # Errors
-    /// The component has a manifest or a signature already.
+    /// The bytes are not a component, or the component already has a manifest or a signature.
     pub fn annotate(&self, component: &[u8]) -> Result<Vec<u8>, AnnotateError> {
         if !Parser::is_component(component) {
             return Err(AnnotateError::NotAComponent);
@@ -198,22 +198,19 @@ impl Manifest {
                 return Err(ManifestError { detail });
             }
         }
-        if let Some(settings) = &self.settings
-            && !settings.is_table()
-        {
-            return Err(ManifestError { detail: "`settings` must be a schema of type `object`".to_owned() });
+        let fail = |detail: &str| Err(ManifestError { detail: detail.to_owned() });
+        match &self.settings {
+            Some(settings) if !settings.is_table() => fail("`settings` must be a schema of type `object`"),
+            Some(settings) if !settings.is_plain() => {
+                fail("a name or text of the schema has a control character")
+            }
+            _ => Ok(()),
         }
-        if self.settings.as_ref().is_some_and(|settings| !settings.is_plain()) {
-            let detail = "a name or text of the schema has a control character".to_owned();
-            return Err(ManifestError { detail });
-        }
-        Ok(())
     }
 
     /// How settings differ from what the policy takes.
-    pub fn faults_of(&self, settings: &Map<String, Value>) -> Vec<SettingFault> {
-        let settings = Value::Object(settings.clone());
-        self.settings.as_ref().map(|schema| schema.faults_of(&settings)).unwrap_or_default()
+    pub fn faults_of(&self, settings: &Value) -> Vec<SettingFault> {
+        self.settings.as_ref().map(|schema| schema.faults_of(settings)).unwrap_or_default()
     }
 }
 

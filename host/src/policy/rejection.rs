@@ -183,7 +183,7 @@ pub enum Rejection {
         /// The policy's message.
         message: String,
     },
-    /// The settings are others than the component's manifest says.
+    /// The settings do not fit the schema in the component's manifest.
     #[error("the settings were refused: {}; mend them in the policy's settings table", listed(.faults))]
     SettingFaults {
         /// The settings that do not fit, at most 20.

@@ -20,11 +20,12 @@ pub(crate) fn configure(module: &Module, settings: &Map<String, Value>) -> Resul
     if !module.has(Hook::Configure) {
         return if settings.is_empty() { Ok(Vec::new()) } else { Err(Rejection::NoSettings) };
     }
-    let faults = module.manifest().map(|manifest| manifest.faults_of(settings)).unwrap_or_default();
+    let table = Value::Object(settings.clone());
+    let faults = module.manifest().map(|manifest| manifest.faults_of(&table)).unwrap_or_default();
     if !faults.is_empty() {
         return Err(Rejection::SettingFaults { faults });
     }
-    let table = Value::Object(settings.clone()).to_string();
+    let table = table.to_string();
     match module.ask(Hook::Configure, (table.as_str(),)) {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(message)) => Err(Rejection::Settings { message: shortened(message) }),

@@ -138,7 +138,7 @@ impl fmt::Display for SettingFault {
     }
 }
 
-/// Not `Option::default`, which `serde` would derive with a bound on the type.
+/// The default of an optional keyword. `#[serde(default)]` alone would demand `T: Default`.
 fn none<T>() -> Option<T> {
     None
 }
