@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 const POLICIES: [&str; 3] = ["default", "fair-groups", "backoff"];
 
 fn main() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Asked when it runs: a checkout that was moved has another folder than the one that this was compiled in.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let root = Path::new(&package).join("..");
     for watched in ["policies", "sdk", "Cargo.lock", "rust-toolchain.toml"] {
         println!("cargo::rerun-if-changed={}", root.join(watched).display());
     }

@@ -70,7 +70,7 @@ fn steps() -> Result<Vec<(String, Check)>> {
         ("languages".into(), Box::new(|| languages::ensure().map(Outcome::Passed))),
         ("lints".into(), cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
         ("lints of fuzzing".into(), Box::new(fuzzing)),
-        ("tests".into(), cargo(&["test", "--workspace"])),
+        ("tests".into(), cargo(&["test", "--workspace", "--no-fail-fast"])),
         ("fairness".into(), cargo(&FAIRNESS)),
         ("simulation".into(), cargo(&SIMULATION)),
     ];

@@ -168,14 +168,24 @@ on_both! {
             let token = signer.sign(&with(subject, "jti", json!(format!("{subject}-{n}"))));
             secured.proxy.client().with_token(&token).get("/v1/locks").await.status
         };
-        let guesses = async || futures_util::future::join_all((0..20).map(|n| ask("nobody", n))).await;
-        let valid = async || futures_util::future::join_all((0..20).map(|n| ask("root", n))).await;
-        let again = async || futures_util::future::join_all((0..5).map(|_| known.get("/v1/locks"))).await;
-        let (guesses, valid, again) = tokio::join!(guesses(), valid(), again());
-        assert!(guesses.contains(&401) && guesses.contains(&429), "{guesses:?}");
-        assert!(valid.contains(&429), "their signatures are not verified: {valid:?}");
-        assert!(again.iter().all(|answer| answer.status == 200));
-        eventually("another client is served in its turn", async || ask("root", 99).await == 200).await;
+        // A machine that is busy may have no more guesses in a second than the limit allows: then they go on.
+        let (mut guessed, mut signed, mut round) = (Vec::new(), Vec::new(), 0);
+        eventually("an address that guesses is refused, also with tokens that are new and valid", async || {
+            let batch = round * 20..(round + 1) * 20;
+            round += 1;
+            let guesses = futures_util::future::join_all(batch.clone().map(|n| ask("nobody", n)));
+            let valid = futures_util::future::join_all(batch.map(|n| ask("root", n)));
+            let again = futures_util::future::join_all((0..5).map(|_| known.get("/v1/locks")));
+            let (guesses, valid, again) = tokio::join!(guesses, valid, again);
+            assert!(again.iter().all(|answer| answer.status == 200), "a token that was valid before is refused");
+            guessed.extend(guesses);
+            signed.extend(valid);
+            guessed.contains(&429) && signed.contains(&429)
+        })
+        .await;
+        assert!(guessed.contains(&401) && guessed.iter().all(|status| [401, 429].contains(status)), "{guessed:?}");
+        assert!(signed.iter().all(|status| [200, 429].contains(status)), "{signed:?}");
+        eventually("another client is served in its turn", async || ask("root", usize::MAX).await == 200).await;
     }
 
     async fn a_removed_key_ends_streams_and_a_broken_file_of_keys_changes_nothing(kind: Kind) {

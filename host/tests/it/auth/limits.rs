@@ -1,7 +1,7 @@
 //! Limits on what a principal has at a time.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Empty;
@@ -208,12 +208,21 @@ on_both! {
             client.get("/v1/locks").await
         };
         let valid = async || secured.billing().get("/v1/locks").await;
-        let guesses = futures_util::future::join_all((0..20).map(|_| guess()));
-        let (guesses, valid) = tokio::join!(guesses, futures_util::future::join_all((0..5).map(|_| valid())));
-        assert!(valid.iter().all(|answer| answer.status == 200), "{:?}", valid.iter().map(|a| a.status).collect::<Vec<_>>());
+        // A machine that is busy may have no more guesses in a second than the limit allows: then they go on.
+        let (began, mut guesses) = (Instant::now(), Vec::new());
+        eventually("a guess is refused", async || {
+            let more = futures_util::future::join_all((0..20).map(|_| guess()));
+            let (more, valid) = tokio::join!(more, futures_util::future::join_all((0..5).map(|_| valid())));
+            assert!(valid.iter().all(|answer| answer.status == 200), "{:?}", valid.iter().map(|a| a.status).collect::<Vec<_>>());
+            guesses.extend(more);
+            guesses.iter().any(|answer| answer.status != 401)
+        })
+        .await;
         let looked_at = guesses.iter().filter(|answer| answer.status == 401).count();
-        assert!((3..=6).contains(&looked_at), "{looked_at} of 20 were looked at");
-        let refused = guesses.iter().find(|answer| answer.status != 401).expect("most are refused");
+        // Some are looked at while the first ones are not counted yet.
+        let at_most = 6 + (3.0 * began.elapsed().as_secs_f64()) as usize;
+        assert!((3..=at_most).contains(&looked_at), "{looked_at} of {} were looked at", guesses.len());
+        let refused = guesses.iter().find(|answer| answer.status != 401).unwrap();
         is_over(refused, "auth.max_refused_per_second", 3);
         assert!(refused.number("retry_after_ms") > 0);
     }
