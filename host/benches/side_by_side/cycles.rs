@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::task::JoinSet;
 
+use crate::costs::Costs;
 use crate::direct::{self, Direct};
 use crate::http::{self, Client};
 use crate::report::Report;
@@ -29,9 +30,10 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     (proxy, _) = proxy_round(proxy, warm).await?;
 
     let run_direct = async |clients| direct_round(clients, length).await;
-    let run_proxy = async |clients| proxy_round(clients, length).await;
+    let costs = Costs::of(world);
+    let run_proxy = async |clients| costs.around(proxy_round(clients, length)).await;
     let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
-    report.add(rates.row("64 clients, own keys: acquire and release", &TWICE));
+    report.add(costs.add_to(rates.row("64 clients, own keys: acquire and release", &TWICE)));
     Ok(())
 }
 

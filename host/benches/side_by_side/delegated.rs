@@ -8,6 +8,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::contended::{Served, in_all, queued, served};
+use crate::costs::Costs;
 use crate::cycles::{Clients, proxy_round};
 use crate::http::{self, Client};
 use crate::redis::{self, Redis};
@@ -91,9 +92,11 @@ async fn own_keys(world: &World, redis: &Redis, quick: bool, report: &mut Report
     }
     let (ours, _) = proxy_round(connected(world).await?, Duration::from_millis(500)).await?;
     let run_redis = async |clients| redis_round(clients, length).await;
-    let run_proxy = async |clients| proxy_round(clients, length).await;
+    let costs = Costs::of(world);
+    let run_proxy = async |clients| costs.around(proxy_round(clients, length)).await;
     let rates = Rates::measure(rounds, theirs, run_redis, ours, run_proxy).await?;
-    report.add(rates.row("64 clients, own keys, delegated: acquire and release", &BESIDE_REDIS));
+    report
+        .add(costs.add_to(rates.row("64 clients, own keys, delegated: acquire and release", &BESIDE_REDIS)));
     Ok(())
 }
 
@@ -125,12 +128,13 @@ async fn redis_round(
 async fn any_keys(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (rounds, length) = rounds(quick);
     let run_own = async |clients| proxy_round(clients, length).await;
-    let run_any = async |clients| any_round(clients, length).await;
+    let costs = Costs::of(world);
+    let run_any = async |clients| costs.around(any_round(clients, length)).await;
     let (own, any) = (connected(world).await?, connected(world).await?);
     // Each key is delegated once.
     let (any, _) = any_round(any, 2 * length).await?;
     let rates = Rates::measure(rounds, own, run_own, any, run_any).await?;
-    report.add(rates.row("64 clients, 10,000 keys in turn, delegated", &OWN_AND_ANY));
+    report.add(costs.add_to(rates.row("64 clients, 10,000 keys in turn, delegated", &OWN_AND_ANY)));
     Ok(())
 }
 

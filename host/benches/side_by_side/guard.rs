@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::task::JoinSet;
 
+use crate::costs::Costs;
 use crate::cycles::proxy_round;
 use crate::direct::{self, Direct};
 use crate::http::{self, Client};
@@ -104,10 +105,12 @@ async fn pass_through(
     let (by_nginx, _) = round(connect(nginx.address, passed).await?, WARM).await?;
     let (by_proxy, _) = round(connect(guard.address, passed).await?, WARM).await?;
     let run = async |clients| round(clients, length).await;
-    let rates = Rates::measure(rounds, by_nginx, run, by_proxy, run).await?;
+    let costs = Costs::with(world, &guard.proxy);
+    let run_guard = async |clients| costs.around(round(clients, length)).await;
+    let rates = Rates::measure(rounds, by_nginx, run, by_proxy, run_guard).await?;
     // The rate of the upstream and the load alone.
     let (_, bare) = round(connect(upstream.address, passed).await?, length).await?;
-    let mut row = rates.row(PASS_THROUGH, &NGINX);
+    let mut row = costs.add_to(rates.row(PASS_THROUGH, &NGINX));
     row.note += &format!(", the upstream itself {bare:.0}/s");
     row.details["upstream_per_s"] = json!(bare);
     Ok(row)

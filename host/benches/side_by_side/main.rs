@@ -14,6 +14,7 @@ use clap::Parser;
 mod advisory;
 mod auth;
 mod contended;
+mod costs;
 mod crowd;
 mod cycles;
 mod decision;
@@ -33,6 +34,7 @@ mod rounds;
 mod single;
 mod stats;
 mod stripes;
+mod threads;
 mod upstream;
 mod world;
 
@@ -153,6 +155,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("stripes") {
         stripes::measure(world, args.quick, report).await.context("stripes")?;
+    }
+    if wanted("threads") {
+        threads::measure(world, args.quick, report).await.context("threads")?;
     }
     if wanted("guard") {
         guard::measure(world, args.nginx.as_deref(), args.quick, report).await.context("guard")?;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use tokio::task::JoinSet;
 
+use crate::costs::Costs;
 use crate::direct::DirectOnce;
 use crate::http::{self, Client};
 use crate::report::Report;
@@ -32,9 +33,10 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         proxy.push((Client::connect(world.api()).await?, client, 0));
     }
     let run_direct = async |clients| direct_round(clients, length).await;
-    let run_proxy = async |clients| proxy_round(clients, length).await;
+    let costs = Costs::of(world);
+    let run_proxy = async |clients| costs.around(proxy_round(clients, length)).await;
     let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
-    report.add(rates.row("64 clients, once: 10 % duplicates", &TWICE));
+    report.add(costs.add_to(rates.row("64 clients, once: 10 % duplicates", &TWICE)));
     Ok(())
 }
 

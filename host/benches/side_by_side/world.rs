@@ -90,6 +90,11 @@ impl World {
         Ok(began.elapsed())
     }
 
+    /// The process of the server, as long as it runs.
+    pub fn server_pid(&self) -> Option<u32> {
+        self.server.pid()
+    }
+
     /// The server's name and version.
     pub fn server(&self) -> String {
         format!("{} {}", self.server.kind(), self.server.version())
@@ -190,6 +195,11 @@ impl Proxy {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// The proxy's resident memory in bytes.
