@@ -7,17 +7,19 @@ use crate::lock::record::{
 };
 use crate::lock::{Instant, Key, ServerTime, Token};
 
-/// How much longer a delegation lasts than the last lease that it was extended for, in milliseconds. A busy key needs a
-/// write every one to two seconds.
-pub const EXTRA_MS: u32 = 2_000;
+/// How much longer a delegation lasts than the last lease that it was extended for, at least, in milliseconds.
+const EXTRA_MS: u32 = 2_000;
+/// The same, at most.
+const MOST_EXTRA_MS: u32 = 10_000;
+/// In between, it is this part of the lease. If this proxy dies, a long lease blocks its key for long in any case, and a
+/// delegation that lasts longer needs fewer writes while its key is used.
+const EXTRA_PART: u32 = 8;
 /// How often a key is granted here once this proxy knows that another proxy waits for it. These are more grants than for a
 /// key in the store ([`TURN_AFTER`](record::TURN_AFTER)), because each hand-over and return costs two writes.
 /// [`PASSING_US`] limits their time as well.
 const PASSES: u32 = 64;
 /// How long a key is granted here while another proxy waits for it, in microseconds.
 pub const PASSING_US: u64 = 5_000;
-/// How long an unused key stays delegated, in microseconds.
-const IDLE_US: u64 = 2_000_000;
 
 /// A delegated key.
 #[derive(Debug)]
@@ -35,6 +37,12 @@ pub struct Held {
     /// The membership of this proxy in which it got the key.
     pub life: u64,
     used_at: Instant,
+    /// How long its leases blocked the key after the last decision, in milliseconds. The next lease is expected to need as much.
+    ttl_ms: u32,
+    /// How much longer the delegation should last than that.
+    extra_ms: u32,
+    /// How many groups left a lease since the delegation was extended.
+    uses: u32,
     wanted: Option<Wanted>,
 }
 
@@ -67,20 +75,26 @@ impl Held {
         now: ServerTime,
         (asked_at, answered_at): (Instant, Instant),
         life: u64,
+        bounds: &Bounds,
     ) -> Held {
         // Leases count from the later moment, so that none ends early for others. The delegation counts from the earlier
         // one.
         let own = by_own_clock(answered_at);
+        let record = on_another_clock(&delegated.record, now, own, own);
+        let ttl_ms = left_ms(&record, answered_at);
         Held {
             key,
             nonce,
             rules,
-            record: on_another_clock(&delegated.record, now, own, own),
+            record,
             last_token: delegated.last_token,
             block: delegated.last_token.0.saturating_sub(delegated.record.token.0),
             until: asked_at.plus_us(delegated.left_us),
             life,
             used_at: answered_at,
+            ttl_ms,
+            extra_ms: extra_ms(ttl_ms, bounds),
+            uses: 1,
             wanted: None,
         }
     }
@@ -105,13 +119,18 @@ impl Held {
             });
         }
         let Some(record) = records.take(&self.key) else { return Decision::GoBack };
-        if let Some(extend) = self.lacks(&record, now) {
+        if let Some(extend) = self.lacks(&record, now, bounds) {
             return Decision::Extend(extend);
         }
         let is_new = |outcome: &&Outcome| matches!(outcome, Outcome::Granted(grant) if !grant.repeated);
         let grants = outcomes.iter().filter(is_new).count() as u32;
         if let Some(wanted) = &mut self.wanted {
             wanted.passes += grants;
+        }
+        if !record.holders.is_empty() {
+            self.ttl_ms = left_ms(&record, now);
+            self.extra_ms = extra_ms(self.ttl_ms, bounds);
+            self.uses = self.uses.saturating_add(1);
         }
         self.record = record;
         self.used_at = now;
@@ -143,29 +162,39 @@ impl Held {
     }
 
     /// The extension without which this record would outlast the delegation, or its tokens.
-    fn lacks(&self, record: &Record, now: Instant) -> Option<Extend> {
+    fn lacks(&self, record: &Record, now: Instant, bounds: &Bounds) -> Option<Extend> {
         let fits = ends(record) <= by_own_clock(self.until) && record.token <= self.last_token;
-        (!fits).then(|| self.extension(record, now))
+        let ttl_ms = left_ms(record, now);
+        (!fits).then(|| self.extension(ttl_ms.saturating_add(extra_ms(ttl_ms, bounds)), record.token))
     }
 
-    fn extension(&self, record: &Record, now: Instant) -> Extend {
-        let left_ms = ends(record).us_since(by_own_clock(now)).div_ceil(1_000);
-        let ttl_ms = u32::try_from(left_ms).unwrap_or(u32::MAX).saturating_add(EXTRA_MS);
-        let used_up = record.token.0 + self.block / 2 > self.last_token.0;
-        let last_token = if used_up { Token(record.token.0 + self.block) } else { self.last_token };
+    fn extension(&self, ttl_ms: u32, token: Token) -> Extend {
+        let used_up = token.0 + self.block / 2 > self.last_token.0;
+        let last_token = if used_up { Token(token.0 + self.block) } else { self.last_token };
         Extend { key: self.key.clone(), nonce: self.nonce, ttl_ms, last_token }
     }
 
-    /// The extension that a key in use needs soon.
+    /// The extension that the next lease will need soon. Extensions of many keys at once cost less than those that
+    /// [`Held::decide`] asks for, and no client waits for them.
     pub fn due(&self, now: Instant) -> Option<Extend> {
-        let is_used = now.us_since(self.used_at) < IDLE_US;
-        let is_near = by_own_clock(self.until).us_since(ends(&self.record)) < u64::from(EXTRA_MS) * 500;
+        let left_us = self.until.us_since(now.plus_ms(self.ttl_ms));
+        let is_near = left_us < u64::from(self.extra_ms) * 500;
         let is_short = self.record.token.0 + self.block / 4 > self.last_token.0;
-        (is_used && (is_near || is_short)).then(|| self.extension(&self.record, now))
+        // A key that was used once may not be used again.
+        let is_used = self.uses > 1 && !self.is_unused(now);
+        let extension = || self.extension(self.ttl_ms.saturating_add(self.extra_ms), self.record.token);
+        (is_used && (is_near || is_short)).then(extension)
+    }
+
+    /// Whether the key was not used for as long as its delegation lasts longer than its leases. From then on, the next lease
+    /// needs a write in any case.
+    fn is_unused(&self, now: Instant) -> bool {
+        now.us_since(self.used_at) >= u64::from(self.extra_ms) * 1_000
     }
 
     /// Notes an extension that the store has confirmed.
     pub fn extended(&mut self, asked: &Extend, asked_at: Instant, left_us: u64) {
+        self.uses = 0;
         self.until = self.until.max(asked_at.plus_us(left_us));
         self.last_token = self.last_token.max(asked.last_token);
     }
@@ -180,7 +209,7 @@ impl Held {
         let is_idle = self.record.until() <= by_own_clock(now);
         match &self.wanted {
             Some(wanted) => is_idle || wanted.passes >= PASSES || now.us_since(wanted.since) >= PASSING_US,
-            None => is_idle && now.us_since(self.used_at) >= IDLE_US,
+            None => is_idle && self.is_unused(now),
         }
     }
 
@@ -219,12 +248,16 @@ impl Held {
 
 /// Whether the key of the claim may be delegated, as far as the claim says.
 pub fn can_be_delegated(claim: &Claim, bounds: &Bounds) -> bool {
-    let blocks_ms = claim.ttl_ms.saturating_add(claim.delay_ms).max(claim.at_least_ms);
     claim.keys.len() == 1
         && !claim.any
         && claim.global.is_none()
         && claim.keep_ms.is_none()
-        && fits(blocks_ms, bounds)
+        && fits(blocks_ms(claim), bounds)
+}
+
+/// How long the claim blocks its key, in milliseconds.
+pub fn blocks_ms(claim: &Claim) -> u32 {
+    claim.ttl_ms.saturating_add(claim.delay_ms).max(claim.at_least_ms)
 }
 
 /// Whether a delegation can last so much longer than a lease as it has to. A fail-over waits for the longest lease, and the
@@ -232,6 +265,18 @@ pub fn can_be_delegated(claim: &Claim, bounds: &Bounds) -> bool {
 fn fits(ttl_ms: u32, bounds: &Bounds) -> bool {
     let drift_ms = u64::from(ttl_ms) * u64::from(bounds.drift_per_mille) / 1_000;
     ttl_ms.saturating_add(EXTRA_MS) <= bounds.longest_ms && drift_ms <= u64::from(EXTRA_MS) / 4
+}
+
+/// How much longer than a lease of `ttl_ms` a delegation should last. It never lasts longer than the longest lease.
+pub fn extra_ms(ttl_ms: u32, bounds: &Bounds) -> u32 {
+    let most_ms = MOST_EXTRA_MS.min(bounds.longest_ms.saturating_sub(ttl_ms)).max(EXTRA_MS);
+    (ttl_ms / EXTRA_PART).clamp(EXTRA_MS, most_ms)
+}
+
+/// How long the record blocks the key from now on, in milliseconds.
+fn left_ms(record: &Record, now: Instant) -> u32 {
+    let left_ms = ends(record).us_since(by_own_clock(now)).div_ceil(1_000);
+    u32::try_from(left_ms).unwrap_or(u32::MAX)
 }
 
 /// When nothing of the record blocks the key any more.
@@ -250,8 +295,12 @@ fn by_own_clock(own: Instant) -> ServerTime {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::lock::record::Grant;
+    use crate::lock::LeaseRef;
+    use crate::lock::record::{Delegable, Grant, When};
+    use crate::store::contract;
 
     const SECOND: u64 = 1_000_000;
 
@@ -280,7 +329,7 @@ mod tests {
             left_us: 3 * SECOND,
             is_wanted: false,
         };
-        Held::new((key(), 7, "p@1".into()), &delegated, ServerTime(99), (at(10), at(11)), 0)
+        Held::new((key(), 7, "p@1".into()), &delegated, ServerTime(99), (at(10), at(11)), 0, &BOUNDS)
     }
 
     #[test]
@@ -292,5 +341,59 @@ mod tests {
         assert!(!held.is_over(Instant(at(17).0 - 1)) && held.is_over(at(17)));
         held.extended(&asked, at(11), SECOND);
         assert!(!held.is_over(Instant(at(17).0 - 1)), "an answer that comes late does not shorten it");
+    }
+
+    const BOUNDS: Bounds =
+        Bounds { longest_ms: 3_600_000, drift_per_mille: 1, timeout: Duration::ZERO, tokens: 1 };
+
+    #[test]
+    fn a_delegation_outlasts_long_leases_by_more_and_never_lasts_longer_than_the_longest_lease() {
+        let extra = |ttl_ms| extra_ms(ttl_ms, &BOUNDS);
+        assert_eq!([1, 16_000, 60_000, 80_000, 3_000_000].map(extra), [2_000, 2_000, 7_500, 10_000, 10_000]);
+        let near = |longest_ms| extra_ms(60_000, &Bounds { longest_ms, ..BOUNDS });
+        assert_eq!([62_000, 65_000, 70_000].map(near), [2_000, 5_000, 7_500]);
+    }
+
+    /// A delegation until 82 s.
+    fn lasting() -> Held {
+        let mut held = held();
+        let asked = Extend { key: key(), nonce: 7, ttl_ms: 70_000, last_token: Token(90) };
+        held.extended(&asked, at(12), 70 * SECOND);
+        held
+    }
+
+    /// Grants a lease of a minute, and takes it back.
+    fn use_once(held: &mut Held, now: Instant) {
+        let delegable = Some(Delegable { rules: "p@1".into(), when: When::Always });
+        let claim = Claim { ttl_ms: 60_000, delegable, ..contract::claim(&["k"], "a") };
+        let mut run = |op| match held.decide(&[op], now, &BOUNDS) {
+            Decision::Done(mut outcomes) => outcomes.remove(0),
+            other => panic!("{other:?}"),
+        };
+        let keys = claim.keys.clone();
+        let Outcome::Granted(grant) = run(Op::Acquire(claim)) else { panic!("it was not granted") };
+        let lease = LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
+        run(Op::Release(Release { lease, attempt: grant.nonce, outcome: None }));
+    }
+
+    #[test]
+    fn a_key_goes_back_when_the_next_lease_would_need_a_write_in_any_case() {
+        let mut held = lasting();
+        use_once(&mut held, at(13));
+        assert!(!held.is_due_back(Instant(at(13).0 + 7_499_999)));
+        assert!(held.is_due_back(Instant(at(13).0 + 7_500_000)));
+    }
+
+    #[test]
+    fn a_delegation_is_extended_before_the_next_lease_of_a_key_in_use_needs_it() {
+        let mut held = lasting();
+        use_once(&mut held, at(13));
+        assert_eq!(held.due(at(20)), None, "one use may be the last one");
+        use_once(&mut held, at(14));
+        assert_eq!(held.due(at(18)), None, "another lease of a minute fits for 4 s");
+        let extension = held.due(at(19)).expect("it fits for 3 s");
+        assert_eq!(extension.ttl_ms, 67_500);
+        held.extended(&extension, at(19), 67_500_000);
+        assert_eq!(held.due(at(25)), None, "it was not used since");
     }
 }

@@ -121,8 +121,8 @@ impl Shared {
                     reply.outcomes[place] = Outcome::Granted(delegated.grant.clone());
                     self.with(|state, now, work| {
                         state.ahead_us = reply.now.0.saturating_sub(now.0);
-                        let held =
-                            Held::new(names, &delegated, reply.now, (reply.asked_at, now), life.number);
+                        let (times, bounds) = ((reply.asked_at, now), &self.bounds);
+                        let held = Held::new(names, &delegated, reply.now, times, life.number, bounds);
                         state.begin(key, Box::new(held), now, work);
                         if delegated.is_wanted {
                             state.want(key, now, work);

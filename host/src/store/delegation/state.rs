@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::Notify as Signal;
 
 use super::super::{Done, Reply, StoreError};
-use super::held::{self, Decision, EXTRA_MS, Held};
+use super::held::{self, Decision, Held};
 use super::{Bounds, Life};
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{BoundedMap, HashMap};
@@ -219,7 +219,7 @@ impl State {
                 claim: claim.clone(),
                 nonce: random::within(1..u64::MAX),
                 rules: (*delegable.rules).into(),
-                extra_ms: EXTRA_MS,
+                extra_ms: held::extra_ms(held::blocks_ms(claim), bounds),
                 tokens: bounds.tokens,
             })
         })
