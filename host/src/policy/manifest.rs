@@ -270,6 +270,11 @@ mod tests {
         let property =
             |schema: &str| settings(&format!(r#"{{"type": "object", "properties": {{"n": {schema}}}}}"#));
         let more = [
+            (property(r#"{"type": "integer", "minimun": 1}"#), "in `n`: unknown field `minimun`"),
+            (
+                property(r#"{"type": "array", "items": {"type": "text"}}"#),
+                "in `n`: in `items`: unknown variant `text`",
+            ),
             (property(r#"{"type": "integer", "minimum": 2, "maximum": 1}"#), "n: the minimum is above"),
             (property(r#"{"type": "string", "enum": []}"#), "n: `enum` is empty"),
             (property(r#"{"type": "string", "enum": ["a"], "maxLength": 1}"#), "n: `enum` and a length"),
@@ -280,7 +285,7 @@ mod tests {
             ),
             (
                 settings(r#"{"type": "object", "additionalProperties": {"type": "string", "pattern": "x"}}"#),
-                "unknown field `pattern`",
+                "in `additionalProperties`: unknown field `pattern`",
             ),
             (
                 property(&format!(r#"{{"type": "string", "enum": ["{}"]}}"#, "x".repeat(70_000))),

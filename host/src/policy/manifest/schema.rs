@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
@@ -39,7 +38,7 @@ pub enum Schema {
 pub struct Table {
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "properties")]
     properties: BTreeMap<String, Schema>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     required: Vec<String>,
@@ -62,9 +61,24 @@ impl<'de> Deserialize<'de> for Others {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Others, D::Error> {
         match Value::deserialize(deserializer)? {
             Value::Bool(allowed) => Ok(Others::Allowed(allowed)),
-            schema => serde_json::from_value(schema).map(Others::As).map_err(D::Error::custom),
+            schema => Ok(Others::As(Box::new(within("additionalProperties", schema)?))),
         }
     }
+}
+
+fn properties<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Schema>, D::Error> {
+    let schemas = Map::deserialize(deserializer)?;
+    schemas.into_iter().map(|(key, schema)| Ok((key.clone(), within(&key, schema)?))).collect()
+}
+
+fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<Schema>>, D::Error> {
+    Ok(Some(Box::new(within("items", Value::deserialize(deserializer)?)?)))
+}
+
+/// A schema within another one. What is wrong with it is said with its place.
+fn within<E: serde::de::Error>(place: &str, schema: Value) -> Result<Schema, E> {
+    let place = || shortened(place.escape_debug().to_string());
+    serde_json::from_value(schema).map_err(|error| E::custom(format!("in `{}`: {error}", place())))
 }
 
 /// A list of values that are alike.
@@ -73,7 +87,7 @@ impl<'de> Deserialize<'de> for Others {
 pub struct List {
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "items")]
     items: Option<Box<Schema>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     min_items: Option<usize>,
