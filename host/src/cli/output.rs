@@ -76,6 +76,11 @@ impl Printer {
     }
 }
 
+/// `sha256:` and 12 digits, as in leases and logs.
+pub fn short_digest(digest: &Value) -> String {
+    shown(digest).chars().take("sha256:".len() + 12).collect()
+}
+
 /// Prints one line of JSON.
 pub fn json(value: &Value) {
     line(&value.to_string());

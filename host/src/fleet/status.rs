@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
+use crate::policy::{Manifest, PolicyStatus};
 use crate::store::registry::{Member, PolicyRecord as Recorded, View};
 
 /// The state of the fleet, as seen by one proxy.
@@ -77,6 +78,10 @@ pub struct PolicyRecord {
     pub held_up: Option<String>,
     /// When `seq` was reached, in microseconds since 1970 by the store's clock.
     pub since_us: u64,
+    /// What the component says of itself, without the schema of its settings. Absent if it says nothing, and while the proxy that
+    /// answers has another component.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Manifest>,
     /// Why the last change was called off, or why the proxies made it by themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -85,7 +90,12 @@ pub struct PolicyRecord {
 impl Fleet {
     /// The current state of the fleet.
     pub fn status(&self) -> FleetStatus {
-        let (policies, trouble) = (self.records(), self.trouble());
+        let (mut policies, trouble) = (self.records(), self.trouble());
+        let live = self.policies();
+        for record in &mut policies {
+            let is_live = |live: &&PolicyStatus| live.name == record.name && live.digest == record.digest;
+            record.manifest = live.iter().find(is_live).and_then(|live| live.manifest.clone());
+        }
         let view = self.0.view.borrow();
         let id = self.0.state.lock().id;
         let members = view.members.iter().map(|member| self.0.member(&view, member, id)).collect();
@@ -165,6 +175,7 @@ fn policy_record(view: &View, record: &Recorded) -> PolicyRecord {
         previous: record.previous.as_ref().map(|previous| previous.digest.clone()),
         waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
         held_up: None,
+        manifest: None,
         since_us: record.since.0,
         note: record.note.clone(),
     }
