@@ -31,6 +31,7 @@ mod recording;
 mod redis;
 mod report;
 mod rounds;
+mod shadow;
 mod single;
 mod stats;
 mod stripes;
@@ -131,6 +132,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("recording") {
         recording::measure(world, args.quick, report).await.context("recording")?;
+    }
+    if wanted("shadow") {
+        shadow::measure(world, args.quick, report).await.context("shadow")?;
     }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;

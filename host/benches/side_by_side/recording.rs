@@ -21,7 +21,7 @@ use crate::direct;
 use crate::http::{self, Client};
 use crate::report::{Report, Row};
 use crate::rounds::{CLIENTS, Rates, Target};
-use crate::world::World;
+use crate::world::{Proxy, World};
 
 const COST: Target =
     Target { text: "≥ 0.95 times without", times: 0.95, ours: "with a recording", theirs: "without" };
@@ -47,10 +47,17 @@ fn section(dir: &Path) -> String {
 
 /// The cycles of 64 clients with their own keys, with and without a recording of everything.
 async fn cost(world: &World, quick: bool, report: &mut Report) -> Result<()> {
+    let proxy = world.another_proxy("recorded", &section(&world.dir().join("recorded/recording"))).await?;
+    let rates = beside(world, &proxy, "bench/recorded", quick).await?;
+    report.add(rates.row("64 clients, own keys: with a recording of everything", &COST));
+    Ok(())
+}
+
+/// The cycles of 64 clients with their own keys at a proxy that does something besides, and at the proxy that does not.
+pub async fn beside(world: &World, proxy: &Proxy, prefix: &str, quick: bool) -> Result<Rates> {
     let (rounds, length) = if quick { (2, 1) } else { (7, 4) };
     let length = Duration::from_secs(length);
-    let proxy = world.another_proxy("recorded", &section(&world.dir().join("recorded/recording"))).await?;
-    let keys: Vec<String> = (0..CLIENTS).map(|client| format!("bench/recorded/{client}")).collect();
+    let keys: Vec<String> = (0..CLIENTS).map(|client| format!("{prefix}/{client}")).collect();
     direct::prepare(world.url(), &keys).await?;
     let (mut without, mut with): (Clients, Clients) = (Vec::new(), Vec::new());
     for key in keys {
@@ -61,9 +68,7 @@ async fn cost(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     (without, _) = proxy_round(without, warm).await?;
     (with, _) = proxy_round(with, warm).await?;
     let run = async |clients| proxy_round(clients, length).await;
-    let rates = Rates::measure(rounds, without, run, with, run).await?;
-    report.add(rates.row("64 clients, own keys: with a recording of everything", &COST));
-    Ok(())
+    Rates::measure(rounds, without, run, with, run).await
 }
 
 /// A replay of a million events, with the reading of the recording.

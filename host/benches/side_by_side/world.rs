@@ -173,20 +173,28 @@ impl Proxy {
         self.api
     }
 
+    /// The address of the proxy's admin API.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The status of the answer to a `PUT` at the admin API.
+    pub async fn put(&self, path: &str, body: &[u8]) -> Result<u16> {
+        let length = body.len();
+        let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
+        let mut admin = Client::connect(self.admin).await?;
+        admin.send(&[head.as_bytes(), body].concat()).await?;
+        admin.answered().await
+    }
+
     /// Replaces the component of a policy, and waits until the new one is live.
     pub async fn push(&self, policy: &str, component: &[u8]) -> Result<()> {
-        let length = component.len();
-        let head = format!(
-            "PUT /v1/policies/{policy} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
-        );
-        let request = [head.as_bytes(), component].concat();
-        let mut admin = Client::connect(self.admin).await?;
-        admin.send(&request).await?;
-        let status = admin.answered().await?;
+        let status = self.put(&format!("/v1/policies/{policy}"), component).await?;
         if !matches!(status, 200 | 202) {
             bail!("the policy was refused: {status}");
         }
         let digest = json!(Digest::of(component).to_string());
+        let mut admin = Client::connect(self.admin).await?;
         loop {
             let listed: Value = serde_json::from_str(admin.get("/v1/policies").await?)?;
             let listed = listed["policies"].as_array().context("no list of policies")?;
