@@ -24,9 +24,9 @@ mod wrapper;
 
 pub use choice::Server;
 
-/// Gets the real servers, MySQL and MariaDB, into target/servers, without root.
+/// Gets the real servers that the tests need, MySQL, MariaDB and a registry, into target/servers, without root.
 ///
-/// Needs Debian or a kin of it (apt-get and dpkg-deb). MariaDB comes from the machine's own suite,
+/// Needs Debian or a kin of it (apt-get and dpkg-deb). MariaDB and the registry come from the machine's own suite,
 /// MySQL from Debian's sid. `cargo xtask torture` gets what it needs beside them. The second run does nothing; an interrupted one goes on where it was.
 #[derive(clap::Args)]
 pub struct Args {
@@ -58,6 +58,8 @@ pub enum Kind {
     /// What the bench compares delegated keys with; nothing else needs it.
     #[value(skip)]
     Redis,
+    /// What the tests publish components in.
+    Registry,
 }
 
 impl Kind {
@@ -70,6 +72,7 @@ impl Kind {
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
             Kind::Redis => "redis",
+            Kind::Registry => "registry",
         }
     }
 
@@ -81,6 +84,7 @@ impl Kind {
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
             Kind::Redis => "Redis",
+            Kind::Registry => "a registry",
         }
     }
 
@@ -92,6 +96,7 @@ impl Kind {
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
             Kind::Redis => "redis-server",
+            Kind::Registry => "docker-registry",
         }
     }
 
@@ -108,6 +113,7 @@ impl Kind {
             Kind::Faketime => &["faketime"],
             Kind::Nginx => &["nginx"],
             Kind::Redis => &["redis-server"],
+            Kind::Registry => &["docker-registry"],
         }
     }
 
@@ -121,7 +127,7 @@ impl Kind {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let kinds = args.only.map_or(vec![Kind::Mysql, Kind::Mariadb], |kind| vec![kind]);
+    let kinds = args.only.map_or(vec![Kind::Mysql, Kind::Mariadb, Kind::Registry], |kind| vec![kind]);
     for kind in kinds {
         ensure(kind, args.refresh)?;
     }
@@ -210,7 +216,9 @@ fn version_of(program: &Path, option: &str) -> Result<String> {
     }
     // nginx says it where other programs complain.
     let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    let after = ["Ver ", "nginx/", "Version ", " v="].into_iter().find_map(|name| text.split(name).nth(1));
+    let after = ["Ver ", "nginx/", "Version ", " v=", "docker/distribution "]
+        .into_iter()
+        .find_map(|name| text.split(name).nth(1));
     let version = after.and_then(|rest| rest.split_whitespace().next());
     Ok(version.unwrap_or("unknown version").to_owned())
 }
@@ -231,6 +239,7 @@ fn advice(kind: Kind) -> String {
         Kind::Faketime => "Install `faketime` with this machine's package manager.".into(),
         Kind::Nginx => "Install `nginx` with this machine's package manager.".into(),
         Kind::Redis => "Install `redis-server` with this machine's package manager.".into(),
+        Kind::Registry => "Install `docker-registry` with this machine's package manager.".into(),
     };
     format!("cannot get {}. {instead}\nWhy it cannot be fetched", kind.daemon())
 }

@@ -130,6 +130,7 @@ fn run_command(command: &mut Command) -> Result<Outcome> {
 fn servers_are_there() -> Result<Outcome> {
     servers::ensure(servers::Kind::Mysql, false)?;
     servers::ensure(servers::Kind::Mariadb, false)?;
+    servers::ensure(servers::Kind::Registry, false)?;
     Ok(Outcome::of(0))
 }
 

@@ -18,6 +18,9 @@ pub enum Failure {
     },
     #[error("{url} did not answer in time")]
     Silent { url: String },
+    /// Another server that a command needs cannot be used now.
+    #[error("{0}")]
+    Unavailable(String),
     /// The problem that the proxy answered.
     #[error("{}", sentence(body))]
     Problem { status: u16, body: Value },
@@ -50,7 +53,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
-            Failure::NoProxy { .. } | Failure::Silent { .. } => 5,
+            Failure::NoProxy { .. } | Failure::Silent { .. } | Failure::Unavailable(_) => 5,
             Failure::Lost(_) => 4,
             Failure::Refused(_) => 6,
             Failure::Unmet(_) => 7,
@@ -118,6 +121,7 @@ impl Failure {
             Failure::Usage(_) => "usage",
             Failure::NoProxy { .. } => "no_proxy",
             Failure::Silent { .. } => "timeout",
+            Failure::Unavailable(_) => "unavailable",
             Failure::Lost(_) => "lost",
             Failure::Refused(_) => "refused",
             Failure::Fault(_) => "policy_fault",

@@ -17,6 +17,7 @@ mod canary;
 mod compared;
 mod cost;
 mod diff;
+mod registry;
 mod replay;
 mod routed;
 mod scenario;
@@ -105,6 +106,36 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "FILE", value_delimiter = ',', required = true)]
         signature: Vec<PathBuf>,
         /// Write the signed component here instead
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Publish a component in an OCI registry, beside container images
+    ///
+    /// Other WebAssembly tools can pull it as well. The signatures and the manifest are in the component, so they go with it.
+    /// Without a version in the reference, the version of the manifest is used. The credentials are those that `docker login`
+    /// stores. For a registry with a private certificate authority, set SSL_CERT_FILE. Prints the reference with a digest,
+    /// which always stands for this component.
+    ///
+    /// Example: lockkeeper policy publish tenants.wasm ghcr.io/acme/tenants
+    Publish {
+        /// The component
+        #[arg(value_name = "FILE")]
+        component: PathBuf,
+        /// Where it is published
+        #[command(flatten)]
+        place: registry::Place,
+    },
+    /// Get a component from an OCI registry
+    ///
+    /// The file is only written if its digest is the one that the registry has promised. `policy check` says whether a proxy
+    /// would load it; `policy push` makes it live.
+    ///
+    /// Example: lockkeeper policy pull ghcr.io/acme/tenants:1.2.0
+    Pull {
+        /// Where it is
+        #[command(flatten)]
+        place: registry::Place,
+        /// Output file [default: NAME.wasm]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -255,6 +286,19 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             };
             report(options, &json!({"file": file, "signatures": signed.count}), &text);
         }
+        PolicyCommand::Publish { component, place } => {
+            let stored = registry::publish(read(&component)?, &place).await?;
+            let text = format!("published {} as {}", component.display(), stored.pinned);
+            report(options, &stored.json(&component), &text);
+        }
+        PolicyCommand::Pull { place, output } => {
+            let stored = registry::pull(&place).await?;
+            let file = output.unwrap_or_else(|| registry::file_of(&place));
+            write(&file, &stored.component)?;
+            let (bytes, digest) = (stored.component.len(), output::short_digest(&json!(stored.digest)));
+            let text = format!("wrote {}: {digest}, {bytes} bytes, from {}", file.display(), stored.pinned);
+            report(options, &stored.json(&file), &text);
+        }
         PolicyCommand::Try(args) => trial::run(*args, options.json)?,
         PolicyCommand::Test(args) => scenario::run(&args, options.json)?,
         PolicyCommand::Diff(args) => diff::run(&args, options.json)?,
@@ -298,7 +342,7 @@ async fn post(name: &str, what: &str, options: &Options) -> Result<(), Failure> 
 }
 
 fn found_fine(source: &str, found: &Value) -> String {
-    let digest = short_digest(&found["digest"]);
+    let digest = output::short_digest(&found["digest"]);
     let mut text = format!(
         "{source} is fine: {digest}, {} bytes, decides {}",
         found["bytes"],
@@ -328,7 +372,7 @@ fn list(answer: &Value) {
         vec![
             output::shown(&policy["name"]),
             output::shown(&policy["manifest"]["version"]),
-            short_digest(&policy["digest"]),
+            output::short_digest(&policy["digest"]),
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),
             listed(&policy["hooks"], ","),
@@ -360,7 +404,7 @@ fn list(answer: &Value) {
 fn pending(record: &Value) -> String {
     let waits_for = listed(&record["waits_for"], ", ");
     if let Some(canary) = record["canary"].as_object() {
-        let digest = short_digest(&canary["digest"]);
+        let digest = output::short_digest(&canary["digest"]);
         let share = canary["share"].as_f64().unwrap_or_default();
         let waits_for = listed(&record["waits_for"], ", ");
         let waits_for =
@@ -368,7 +412,7 @@ fn pending(record: &Value) -> String {
         return format!("canary {digest} for {share}% of the keys{waits_for}");
     }
     let mut text = match record["candidate"].is_null() {
-        false => format!("to {}", short_digest(&record["candidate"])),
+        false => format!("to {}", output::short_digest(&record["candidate"])),
         true if waits_for.is_empty() => return "-".to_owned(),
         true => "followed".to_owned(),
     };
@@ -382,7 +426,7 @@ fn pending(record: &Value) -> String {
 }
 
 fn outcome(name: &str, answer: &Value) -> String {
-    let digest = short_digest(&answer["digest"]);
+    let digest = output::short_digest(&answer["digest"]);
     let generation = &answer["generation"];
     match answer["outcome"].as_str() {
         Some("unchanged") => format!("{name} is {digest} already (generation {generation})"),
@@ -392,7 +436,7 @@ fn outcome(name: &str, answer: &Value) -> String {
         ),
         Some("called_off") => format!(
             "{} is called off; {name} stays {digest} (generation {generation})",
-            short_digest(&answer["candidate"])
+            output::short_digest(&answer["candidate"])
         ),
         Some("canary") => {
             format!("a canary of {name} has begun; `lockkeeper policy list` shows it, {name} stays {digest}")
@@ -400,11 +444,6 @@ fn outcome(name: &str, answer: &Value) -> String {
         Some("rolled_back") => format!("{name} is back at {digest} (generation {generation})"),
         _ => format!("{name} is now {digest} (generation {generation})"),
     }
-}
-
-/// `sha256:` and 12 digits, as in leases and logs.
-fn short_digest(digest: &Value) -> String {
-    output::shown(digest).chars().take("sha256:".len() + 12).collect()
 }
 
 fn report(options: &Options, as_json: &Value, text: &str) {

@@ -15,7 +15,7 @@ use crate::harness::{
 mod abuse;
 mod agreement;
 mod audit;
-mod authority;
+pub(crate) mod authority;
 mod command_line;
 mod company;
 mod encrypted;

@@ -16,6 +16,7 @@ mod ledger;
 pub mod minisign;
 mod proxy;
 mod raw;
+pub mod registry;
 mod replicas;
 mod statements;
 mod upstream;

@@ -16,6 +16,7 @@ mod faults;
 mod languages;
 mod naming;
 mod order;
+mod published;
 mod refused;
 mod reload;
 mod replaying;

@@ -50,7 +50,9 @@ impl Machine {
     pub fn sources(&self, kind: Kind) -> Result<Vec<Source>> {
         match kind {
             Kind::Mysql | Kind::MariadbNext => Ok(vec![self.sid()?]),
-            Kind::Mariadb | Kind::Galera | Kind::Faketime | Kind::Nginx | Kind::Redis => self.own(),
+            Kind::Mariadb | Kind::Galera | Kind::Faketime | Kind::Nginx | Kind::Redis | Kind::Registry => {
+                self.own()
+            }
         }
     }
 

@@ -27,6 +27,7 @@ pub fn write(home: &Path, kind: Kind) -> Result<()> {
         Kind::Faketime => return plain("faketime", "usr/bin/faketime"),
         Kind::Nginx => return plain("nginx", "usr/sbin/nginx"),
         Kind::Redis => return plain("redis-server", "usr/bin/redis-server"),
+        Kind::Registry => return plain("docker-registry", "usr/bin/docker-registry"),
     }
     executable(&bin.join(kind.daemon()), &database(&root, &launch, kind.daemon())?)
 }

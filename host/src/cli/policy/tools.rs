@@ -8,13 +8,14 @@ use std::thread;
 
 use lockkeeper_builder::Named;
 use serde_json::{Map, Value};
+use wasmparser::Parser;
 
 use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
 use crate::policy::{
-    self, Compiler, Engine, Generation, Language, MANIFEST_FILE, Manifest, Plan, PlanError, PlanRequest,
-    RefusalResponse, Rejection, ResponseContention,
+    self, AnnotateError, Compiler, Digest, Engine, Generation, Language, MANIFEST_FILE, Manifest, Plan,
+    PlanError, PlanRequest, RefusalResponse, Rejection, ResponseContention,
 };
 use crate::recording::Recording;
 use crate::replay::{self, Arrivals, Load, PlanDiff, Planned, Plans, Replayed, Report};
@@ -67,6 +68,21 @@ pub fn check(component: &[u8], settings: &Map<String, Value>) -> Result<Value, F
     let report = policy::check_file(component, settings, &engine, &Limits::default())
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
+}
+
+/// What a component says of itself, and what it is known by.
+pub struct Described {
+    pub digest: String,
+    pub manifest: Option<Manifest>,
+}
+
+/// Reads what a component says of itself.
+pub fn described(component: &[u8]) -> Result<Described, Failure> {
+    if !Parser::is_component(component) {
+        return Err(Failure::Refused(AnnotateError::NotAComponent.to_string()));
+    }
+    let manifest = Manifest::of(component).map_err(|error| Failure::Refused(error.to_string()))?;
+    Ok(Described { digest: Digest::of(component).to_string(), manifest })
 }
 
 /// A component with signatures.
