@@ -38,8 +38,9 @@ Exit codes:
   2  bad usage, or a configuration with faults
   3  contended: the lock is held, too many wait for it, or somebody else has committed first
   4  lost: the lease has ended or was taken away
-  5  unavailable: no proxy answers, it cannot reach its store, or you have sent too many requests
-  6  refused: the policy said no, a proxy would not load it, or the proxy does not let you (see --credentials-file)
+  5  unavailable: no proxy answers, it cannot reach its store, or you have sent too many requests; or no registry answers
+  6  refused: the policy said no, a proxy would not load it, or the proxy does not let you (see --credentials-file);
+     or a registry does not let you, or has something else
   7  a condition of `lockkeeper policy replay --fail-on` is met
   `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); their own failures
   are 110 + the code above (114: the lease was lost, and the command was stopped), 126 where the command cannot

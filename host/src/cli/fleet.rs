@@ -15,11 +15,13 @@ pub async fn show(options: &Options) -> Result<(), Failure> {
     }
     let rows: Vec<_> = fleet["members"].as_array().into_iter().flatten().map(member).collect();
     output::table(&["PROXY", "STATE", "SILENT", "ADDRESS", "ACKNOWLEDGED"], &rows);
-    let rows: Vec<_> = fleet["policies"].as_array().into_iter().flatten().map(policy).collect();
-    output::line("");
-    output::table(&["POLICY", "VERSION", "DIGEST", "PHASE", "SEQ"], &rows);
     if let Some(trouble) = fleet["trouble"].as_str() {
         output::line(&format!("this proxy grants nothing: {trouble}"));
+    }
+    let rows: Vec<_> = fleet["policies"].as_array().into_iter().flatten().map(policy).collect();
+    if !rows.is_empty() {
+        output::line("");
+        output::table(&["POLICY", "VERSION", "DIGEST", "PHASE", "SEQ"], &rows);
     }
     Ok(())
 }
@@ -27,7 +29,7 @@ pub async fn show(options: &Options) -> Result<(), Failure> {
 fn policy(policy: &Value) -> Vec<String> {
     vec![
         output::shown(&policy["name"]),
-        output::shown(&policy["manifest"]["version"]),
+        output::shown(&policy["version"]),
         output::short_digest(&policy["digest"]),
         output::shown(&policy["phase"]),
         output::shown(&policy["seq"]),

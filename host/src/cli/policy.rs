@@ -113,8 +113,8 @@ pub enum PolicyCommand {
     ///
     /// Other WebAssembly tools can pull it as well. The signatures and the manifest are in the component, so they go with it.
     /// Without a version in the reference, the version of the manifest is used. The credentials are those that `docker login`
-    /// stores. For a registry with a private certificate authority, set SSL_CERT_FILE. Prints the reference with a digest,
-    /// which always stands for this component.
+    /// stores. For a registry with a private certificate authority, set SSL_CERT_FILE to a file with all authorities to trust.
+    /// Prints the reference with a digest, which always stands for this component.
     ///
     /// Example: lockkeeper policy publish tenants.wasm ghcr.io/acme/tenants
     Publish {
@@ -127,8 +127,8 @@ pub enum PolicyCommand {
     },
     /// Get a component from an OCI registry
     ///
-    /// The file is only written if its digest is the one that the registry has promised. `policy check` says whether a proxy
-    /// would load it; `policy push` makes it live.
+    /// A digest in the reference binds the registry to what was published; a version gives what the registry has under it now. The
+    /// file is replaced if it exists. `policy check` says whether a proxy would load it; `policy push` makes it live.
     ///
     /// Example: lockkeeper policy pull ghcr.io/acme/tenants:1.2.0
     Pull {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
-use crate::policy::{Manifest, PolicyStatus};
+use crate::policy::PolicyStatus;
 use crate::store::registry::{Member, PolicyRecord as Recorded, View};
 
 /// The state of the fleet, as seen by one proxy.
@@ -78,10 +78,10 @@ pub struct PolicyRecord {
     pub held_up: Option<String>,
     /// When `seq` was reached, in microseconds since 1970 by the store's clock.
     pub since_us: u64,
-    /// What the component says of itself, without the schema of its settings. Absent if it says nothing, and while the proxy that
-    /// answers has another component.
+    /// The version in the manifest of the component. Absent if it has no manifest, and while the proxy that answers has another
+    /// component.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub manifest: Option<Manifest>,
+    pub version: Option<String>,
     /// Why the last change was called off, or why the proxies made it by themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -94,7 +94,8 @@ impl Fleet {
         let live = self.policies();
         for record in &mut policies {
             let is_live = |live: &&PolicyStatus| live.name == record.name && live.digest == record.digest;
-            record.manifest = live.iter().find(is_live).and_then(|live| live.manifest.clone());
+            let manifest = live.iter().find(is_live).and_then(|live| live.manifest.as_ref());
+            record.version = manifest.map(|manifest| manifest.version.clone());
         }
         let view = self.0.view.borrow();
         let id = self.0.state.lock().id;
@@ -175,7 +176,7 @@ fn policy_record(view: &View, record: &Recorded) -> PolicyRecord {
         previous: record.previous.as_ref().map(|previous| previous.digest.clone()),
         waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
         held_up: None,
-        manifest: None,
+        version: None,
         since_us: record.since.0,
         note: record.note.clone(),
     }

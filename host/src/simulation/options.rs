@@ -283,7 +283,7 @@ impl Options {
         if self.has_long_leases() { LONG_MS } else { 2_000 }
     }
 
-    /// The longest lease that the proxies allow, in milliseconds. A delegation lasts 2 s longer than its leases.
+    /// The longest lease that the proxies allow, in milliseconds. A delegation lasts at least 2 s longer than its leases.
     pub fn limit_ms(&self) -> u32 {
         self.longest_ttl_ms + LONGER_MS + if self.delegates_long_leases { 2_000 } else { 0 }
     }

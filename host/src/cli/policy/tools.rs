@@ -8,7 +8,7 @@ use std::thread;
 
 use lockkeeper_builder::Named;
 use serde_json::{Map, Value};
-use wasmparser::Parser;
+use wasmparser::{Parser, Payload};
 
 use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
@@ -74,15 +74,47 @@ pub fn check(component: &[u8], settings: &Map<String, Value>) -> Result<Value, F
 pub struct Described {
     pub digest: String,
     pub manifest: Option<Manifest>,
+    /// The names of the interfaces that it exports.
+    pub exports: Vec<String>,
 }
 
 /// Reads what a component says of itself.
 pub fn described(component: &[u8]) -> Result<Described, Failure> {
-    if !Parser::is_component(component) {
+    if !is_component(component) {
         return Err(Failure::Refused(AnnotateError::NotAComponent.to_string()));
     }
-    let manifest = Manifest::of(component).map_err(|error| Failure::Refused(error.to_string()))?;
-    Ok(Described { digest: Digest::of(component).to_string(), manifest })
+    let manifest = Manifest::of(component).map_err(|error| {
+        Failure::Refused(format!("the manifest of the component cannot be used: {error}"))
+    })?;
+    Ok(Described { digest: digest(component), manifest, exports: exports(component) })
+}
+
+/// The digest by which a proxy shows a component.
+pub fn digest(bytes: &[u8]) -> String {
+    Digest::of(bytes).to_string()
+}
+
+/// Whether the bytes begin as a component does.
+pub fn is_component(bytes: &[u8]) -> bool {
+    Parser::is_component(bytes)
+}
+
+/// The names that the outermost component exports, as far as it can be read.
+fn exports(component: &[u8]) -> Vec<String> {
+    let (mut depth, mut names) = (0, Vec::new());
+    for payload in Parser::new(0).parse_all(component).map_while(Result::ok) {
+        match payload {
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth -= 1,
+            Payload::ComponentExportSection(exports) if depth == 0 => {
+                names.extend(
+                    exports.into_iter().map_while(Result::ok).map(|export| export.name.name.to_owned()),
+                );
+            }
+            _ => {}
+        }
+    }
+    names
 }
 
 /// A component with signatures.

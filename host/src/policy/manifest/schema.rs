@@ -72,7 +72,8 @@ fn properties<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Str
 }
 
 fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<Schema>>, D::Error> {
-    Ok(Some(Box::new(within("items", Value::deserialize(deserializer)?)?)))
+    let schema = Option::<Value>::deserialize(deserializer)?;
+    schema.map(|schema| within("items", schema).map(Box::new)).transpose()
 }
 
 /// A schema within another one. What is wrong with it is said with its place.

@@ -3,17 +3,19 @@
 use super::Bounds;
 use crate::lock::record::{
     self, Claim, Delegated, Env, Extend, GlobalQueueChange, Holder, Op, Outcome, Record, Records, Release,
-    Restore, on_another_clock,
+    Restore, UNNOTICED_US, on_another_clock,
 };
 use crate::lock::{Instant, Key, ServerTime, Token};
 
-/// How much longer a delegation lasts than the last lease that it was extended for, at least, in milliseconds.
+/// How much longer a delegation lasts than the lease that it was extended for, at least, in milliseconds.
 const EXTRA_MS: u32 = 2_000;
 /// The same, at most.
 const MOST_EXTRA_MS: u32 = 10_000;
 /// In between, it is this part of the lease. If this proxy dies, a long lease blocks its key for long in any case, and a
 /// delegation that lasts longer needs fewer writes while its key is used.
 const EXTRA_PART: u32 = 8;
+/// How long before its end a delegation is given back, in microseconds.
+const RETURN_US: u64 = 500_000;
 /// How often a key is granted here once this proxy knows that another proxy waits for it. These are more grants than for a
 /// key in the store ([`TURN_AFTER`](record::TURN_AFTER)), because each hand-over and return costs two writes.
 /// [`PASSING_US`] limits their time as well.
@@ -37,11 +39,12 @@ pub struct Held {
     /// The membership of this proxy in which it got the key.
     pub life: u64,
     used_at: Instant,
-    /// How long its leases blocked the key after the last decision, in milliseconds. The next lease is expected to need as much.
+    /// How long its leases blocked the key after the last grant or renewal, in milliseconds. The next lease is expected to need as
+    /// much.
     ttl_ms: u32,
     /// How much longer the delegation should last than that.
     extra_ms: u32,
-    /// How many groups left a lease since the delegation was extended.
+    /// How many groups granted or renewed a lease since the delegation was extended.
     uses: u32,
     wanted: Option<Wanted>,
 }
@@ -127,7 +130,8 @@ impl Held {
         if let Some(wanted) = &mut self.wanted {
             wanted.passes += grants;
         }
-        if !record.holders.is_empty() {
+        let is_lease = |outcome: &Outcome| matches!(outcome, Outcome::Granted(_) | Outcome::Renewed { .. });
+        if outcomes.iter().any(is_lease) {
             self.ttl_ms = left_ms(&record, now);
             self.extra_ms = extra_ms(self.ttl_ms, bounds);
             self.uses = self.uses.saturating_add(1);
@@ -175,19 +179,22 @@ impl Held {
     }
 
     /// The extension that the next lease will need soon. Extensions of many keys at once cost less than those that
-    /// [`Held::decide`] asks for, and no client waits for them.
+    /// [`Held::decide`] asks for, and a client seldom waits for them. A lease that ends just before its delegation needs one, too:
+    /// the key could not go back after it.
     pub fn due(&self, now: Instant) -> Option<Extend> {
         let left_us = self.until.us_since(now.plus_ms(self.ttl_ms));
         let is_near = left_us < u64::from(self.extra_ms) * 500;
         let is_short = self.record.token.0 + self.block / 4 > self.last_token.0;
+        let ends = ends(&self.record);
+        let ends_late = ends > by_own_clock(now) && by_own_clock(self.until).us_since(ends) < RETURN_US;
         // A key that was used once may not be used again.
-        let is_used = self.uses > 1 && !self.is_unused(now);
+        let is_used = !self.is_unused(now) && self.uses > u32::from(!ends_late);
         let extension = || self.extension(self.ttl_ms.saturating_add(self.extra_ms), self.record.token);
         (is_used && (is_near || is_short)).then(extension)
     }
 
-    /// Whether the key was not used for as long as its delegation lasts longer than its leases. From then on, the next lease
-    /// needs a write in any case.
+    /// Whether the key was not used for as long as its delegation is extended beyond a lease. By then, the next lease needs a
+    /// write, or soon will.
     fn is_unused(&self, now: Instant) -> bool {
         now.us_since(self.used_at) >= u64::from(self.extra_ms) * 1_000
     }
@@ -209,7 +216,7 @@ impl Held {
         let is_idle = self.record.until() <= by_own_clock(now);
         match &self.wanted {
             Some(wanted) => is_idle || wanted.passes >= PASSES || now.us_since(wanted.since) >= PASSING_US,
-            None => is_idle && self.is_unused(now),
+            None => is_idle && (self.is_unused(now) || self.until.us_since(now) < RETURN_US),
         }
     }
 
@@ -269,7 +276,9 @@ fn fits(ttl_ms: u32, bounds: &Bounds) -> bool {
 
 /// How much longer than a lease of `ttl_ms` a delegation should last. It never lasts longer than the longest lease.
 pub fn extra_ms(ttl_ms: u32, bounds: &Bounds) -> u32 {
-    let most_ms = MOST_EXTRA_MS.min(bounds.longest_ms.saturating_sub(ttl_ms)).max(EXTRA_MS);
+    // The store counts a little more for a lease.
+    let most_ms = bounds.longest_ms.saturating_sub(ttl_ms).saturating_sub((UNNOTICED_US / 1_000) as u32);
+    let most_ms = MOST_EXTRA_MS.min(most_ms).max(EXTRA_MS);
     (ttl_ms / EXTRA_PART).clamp(EXTRA_MS, most_ms)
 }
 
@@ -351,7 +360,7 @@ mod tests {
         let extra = |ttl_ms| extra_ms(ttl_ms, &BOUNDS);
         assert_eq!([1, 16_000, 60_000, 80_000, 3_000_000].map(extra), [2_000, 2_000, 7_500, 10_000, 10_000]);
         let near = |longest_ms| extra_ms(60_000, &Bounds { longest_ms, ..BOUNDS });
-        assert_eq!([62_000, 65_000, 70_000].map(near), [2_000, 5_000, 7_500]);
+        assert_eq!([62_000, 65_000, 70_000].map(near), [2_000, 4_900, 7_500]);
     }
 
     /// A delegation until 82 s.
@@ -362,18 +371,25 @@ mod tests {
         held
     }
 
+    fn delegable() -> Delegable {
+        Delegable { rules: "p@1".into(), when: When::Always }
+    }
+
+    /// Grants a lease of a minute.
+    fn grant(held: &mut Held, now: Instant) -> LeaseRef {
+        let claim = Claim { ttl_ms: 60_000, delegable: Some(delegable()), ..contract::claim(&["k"], "a") };
+        let keys = claim.keys.clone();
+        let decision = held.decide(&[Op::Acquire(claim)], now, &BOUNDS);
+        let Decision::Done(outcomes) = &decision else { panic!("{decision:?}") };
+        let [Outcome::Granted(grant)] = &outcomes[..] else { panic!("{outcomes:?}") };
+        LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None }
+    }
+
     /// Grants a lease of a minute, and takes it back.
     fn use_once(held: &mut Held, now: Instant) {
-        let delegable = Some(Delegable { rules: "p@1".into(), when: When::Always });
-        let claim = Claim { ttl_ms: 60_000, delegable, ..contract::claim(&["k"], "a") };
-        let mut run = |op| match held.decide(&[op], now, &BOUNDS) {
-            Decision::Done(mut outcomes) => outcomes.remove(0),
-            other => panic!("{other:?}"),
-        };
-        let keys = claim.keys.clone();
-        let Outcome::Granted(grant) = run(Op::Acquire(claim)) else { panic!("it was not granted") };
-        let lease = LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
-        run(Op::Release(Release { lease, attempt: grant.nonce, outcome: None }));
+        let lease = grant(held, now);
+        let release = Release { attempt: lease.nonce, lease, outcome: None };
+        assert!(matches!(held.decide(&[Op::Release(release)], now, &BOUNDS), Decision::Done(_)));
     }
 
     #[test]
@@ -382,6 +398,38 @@ mod tests {
         use_once(&mut held, at(13));
         assert!(!held.is_due_back(Instant(at(13).0 + 7_499_999)));
         assert!(held.is_due_back(Instant(at(13).0 + 7_500_000)));
+    }
+
+    #[test]
+    fn a_key_goes_back_before_its_delegation_ends() {
+        let mut held = lasting();
+        use_once(&mut held, at(21));
+        // The last lease could have been released only now.
+        held.used_at = at(80);
+        assert!(!held.is_due_back(Instant(at(82).0 - RETURN_US)));
+        assert!(held.is_due_back(Instant(at(82).0 - RETURN_US + 1)));
+    }
+
+    #[test]
+    fn a_lease_that_ends_just_before_its_delegation_extends_it_once() {
+        let mut held = lasting();
+        grant(&mut held, Instant(at(22).0 - RETURN_US + 1));
+        let extension = held.due(at(22)).expect("the key could not go back after the lease");
+        held.extended(&extension, at(22), 67_500_000);
+        assert_eq!(held.due(at(23)), None);
+    }
+
+    #[test]
+    fn what_grants_no_lease_does_not_change_what_the_next_one_needs() {
+        let mut held = lasting();
+        grant(&mut held, at(13));
+        let claim = Claim { delegable: Some(delegable()), ..contract::claim(&["k"], "b") };
+        let denied = held.decide(&[Op::Acquire(claim)], at(60), &BOUNDS);
+        assert!(
+            matches!(&denied, Decision::Done(outcomes) if matches!(outcomes[..], [Outcome::Held(_)])),
+            "{denied:?}"
+        );
+        assert_eq!((held.ttl_ms, held.extra_ms, held.uses), (60_000, 7_500, 1));
     }
 
     #[test]

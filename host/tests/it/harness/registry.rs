@@ -46,8 +46,10 @@ impl Registry {
             if let Some(address) = ports.next() {
                 return Registry { child, address, dir };
             }
-            let is_over = child.try_wait().unwrap().is_some() || began.elapsed().as_secs() > 30;
-            assert!(!is_over, "{NAME} does not listen: {}", std::fs::read_to_string(&log).unwrap());
+            if child.try_wait().unwrap().is_some() || began.elapsed().as_secs() > 30 {
+                drop(child.kill());
+                panic!("{NAME} does not listen: {}", std::fs::read_to_string(&log).unwrap());
+            }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use lockkeeper::policy::Digest;
@@ -35,6 +36,8 @@ impl Files {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = lockkeeper();
         command.current_dir(self.0.path()).env("DOCKER_CONFIG", self.0.path()).arg("policy").args(args);
+        // A proxy that is not there: this machine is asked without it.
+        command.env("HTTP_PROXY", "http://127.0.0.1:1").env("NO_PROXY", "127.0.0.2");
         command
     }
 
@@ -97,6 +100,14 @@ fn a_published_component_is_pulled_as_it_was() {
     let artifact = get(&registry, &format!("/v2/policies/fair/manifests/{reference}"));
     assert_eq!(artifact["annotations"]["org.opencontainers.image.title"], "fair-groups");
     assert_eq!(artifact["layers"][0]["mediaType"], "application/wasm");
+    assert_eq!(artifact["mediaType"], "application/vnd.oci.image.manifest.v1+json");
+    let config = artifact["config"]["digest"].as_str().unwrap();
+    let config = get(&registry, &format!("/v2/policies/fair/blobs/{config}"));
+    assert_eq!(config["layerDigests"], json!([published["digest"]]));
+    assert!(
+        config["component"]["exports"].to_string().contains("lockkeeper:policy/naming@0.1.0"),
+        "{config}"
+    );
 }
 
 #[test]
@@ -108,7 +119,17 @@ fn what_is_no_promised_component_is_not_pulled() {
     files.fails(&["pull", &reference], 6, "is not what the registry has promised");
     assert!(!files.exists("fair.wasm"));
     files.fails(&["pull", &format!("{}/policies/fair:2.0.0", registry.address)], 1, "has no");
-    // An image of a container.
+    let pinned = published["reference"].as_str().unwrap();
+    registry.damage(pinned.split_once('@').unwrap().1);
+    assert!(!files.run(&["pull", pinned]).status.success(), "the artifact is another one");
+    assert!(!files.exists("fair.wasm"));
+    // Images of containers.
+    let index =
+        json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []});
+    let kind = "Content-Type: application/vnd.oci.image.index.v1+json\r\n";
+    let (head, _) = ask(&registry, "PUT", "/v2/images/x/manifests/all", kind, index.to_string().as_bytes());
+    assert!(head.contains(" 201 "), "{head}");
+    files.fails(&["pull", &format!("{}/images/x:all", registry.address)], 6, "an index of images");
     let layer = push(&registry, b"a layer");
     let manifest = |layers: Value| {
         json!({
@@ -159,6 +180,23 @@ fn a_registry_with_users_needs_the_stored_credentials() {
 }
 
 #[test]
+fn a_program_that_keeps_no_credentials_for_a_registry_is_no_hindrance() {
+    let (registry, files) = (Registry::start("127.0.0.1", ""), Files::new());
+    let reference = format!("{}/policies/fair:1.0.0", registry.address);
+    std::fs::write(files.0.path().join("config.json"), r#"{"credsStore": "test"}"#).unwrap();
+    let program = files.0.path().join("docker-credential-test");
+    let publish = |script: &str| {
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", files.0.path().display(), std::env::var("PATH").unwrap());
+        files.command(&["publish", "fair-groups.wasm", &reference]).env("PATH", path).output().unwrap()
+    };
+    is_refused(&publish("echo the keychain is locked; exit 1"), 1, "the keychain is locked");
+    let published = publish("echo credentials not found in native keychain; exit 1");
+    assert!(published.status.success(), "{}", text(&published.stderr));
+}
+
+#[test]
 fn the_certificate_of_a_registry_is_verified() {
     let (files, authority) = (Files::new(), Authority::new());
     // Not the name of this machine, to which connections are not encrypted.
@@ -185,7 +223,7 @@ fn a_reference_names_its_registry_and_its_version() {
         ("tenants:1.0.0", "must begin with a registry"),
         ("acme/tenants:1.0.0", "must begin with a registry"),
         ("127.0.0.1:1/tenants", "must have a version or a digest"),
-        ("127.0.0.1:1/Ten ants:1", "this is no reference"),
+        ("127.0.0.1:1/Tenants:1", "in lower case"),
     ] {
         files.fails(&["pull", reference], 2, why);
     }
@@ -197,7 +235,12 @@ fn a_reference_names_its_registry_and_its_version() {
     std::fs::write(files.0.path().join("text.wasm"), "text").unwrap();
     files.fails(&["publish", "text.wasm", "127.0.0.1:1/tenants:1"], 6, "this is not a component");
     std::fs::write(files.0.path().join("bare.wasm"), b"\0asm\x0d\0\x01\0").unwrap();
-    files.fails(&["publish", "bare.wasm", "127.0.0.1:1/tenants"], 2, "must have a version");
+    files.fails(&["publish", "bare.wasm", "127.0.0.1:1/tenants"], 2, "has no manifest, so name a version");
+    std::fs::write(files.0.path().join("manifest.json"), r#"{"name": "tenants", "version": "1.0.0+build"}"#)
+        .unwrap();
+    std::fs::write(files.0.path().join("renamed.wasm"), &*RENAMED).unwrap();
+    files.json(&["annotate", "renamed.wasm"]);
+    files.fails(&["publish", "renamed.wasm", "127.0.0.1:1/tenants"], 2, "1.0.0+build, cannot be a tag");
 }
 
 /// Asks the registry; the head of the answer, and its body.
