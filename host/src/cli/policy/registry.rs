@@ -246,7 +246,7 @@ fn client(reference: &Reference, place: &Place, read_timeout: Option<Duration>) 
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
     let is_here = HERE.contains(&host);
     let protocol = if place.plain_http || is_here { ClientProtocol::Http } else { ClientProtocol::Https };
-    // A proxy of the environment is not asked for this machine. The library takes one that is for no address of this machine instead.
+    // If one is named here, the library asks no proxy of the environment. This one is for no address of this machine.
     let proxy = is_here.then(|| "http://localhost".to_owned());
     let config = ClientConfig {
         protocol,
