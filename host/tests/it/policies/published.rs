@@ -186,7 +186,7 @@ fn a_program_that_keeps_no_credentials_for_a_registry_is_no_hindrance() {
     std::fs::write(files.0.path().join("config.json"), r#"{"credsStore": "test"}"#).unwrap();
     let program = files.0.path().join("docker-credential-test");
     let publish = |script: &str| {
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::write(&program, format!("#!/bin/sh\ncat > /dev/null\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = format!("{}:{}", files.0.path().display(), std::env::var("PATH").unwrap());
         files.command(&["publish", "fair-groups.wasm", &reference]).env("PATH", path).output().unwrap()
