@@ -63,6 +63,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// What the tests need.
+    pub const OF_THE_TESTS: [Kind; 3] = [Kind::Mysql, Kind::Mariadb, Kind::Registry];
+
     pub fn dir(self) -> &'static str {
         match self {
             Kind::Mysql => "mysql",
@@ -127,8 +130,7 @@ impl Kind {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let kinds = args.only.map_or(vec![Kind::Mysql, Kind::Mariadb, Kind::Registry], |kind| vec![kind]);
-    for kind in kinds {
+    for kind in args.only.map_or(Kind::OF_THE_TESTS.to_vec(), |kind| vec![kind]) {
         ensure(kind, args.refresh)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -236,10 +238,9 @@ fn advice(kind: Kind) -> String {
     let instead = match kind {
         Kind::Mysql | Kind::Mariadb | Kind::MariadbNext => choice::instead(&[kind]),
         Kind::Galera => "Install `mariadb-server` and `galera-4` with this machine's package manager.".into(),
-        Kind::Faketime => "Install `faketime` with this machine's package manager.".into(),
-        Kind::Nginx => "Install `nginx` with this machine's package manager.".into(),
-        Kind::Redis => "Install `redis-server` with this machine's package manager.".into(),
-        Kind::Registry => "Install `docker-registry` with this machine's package manager.".into(),
+        Kind::Faketime | Kind::Nginx | Kind::Redis | Kind::Registry => {
+            format!("Install `{}` with this machine's package manager.", kind.packages().join("` and `"))
+        }
     };
     format!("cannot get {}. {instead}\nWhy it cannot be fetched", kind.daemon())
 }

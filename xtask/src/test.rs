@@ -128,9 +128,9 @@ fn run_command(command: &mut Command) -> Result<Outcome> {
 }
 
 fn servers_are_there() -> Result<Outcome> {
-    servers::ensure(servers::Kind::Mysql, false)?;
-    servers::ensure(servers::Kind::Mariadb, false)?;
-    servers::ensure(servers::Kind::Registry, false)?;
+    for kind in servers::Kind::OF_THE_TESTS {
+        servers::ensure(kind, false)?;
+    }
     Ok(Outcome::of(0))
 }
 

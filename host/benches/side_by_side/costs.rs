@@ -45,7 +45,7 @@ impl Costs {
         Costs { processes, used, turns: RefCell::default() }
     }
 
-    /// Runs a round, which returns its clients and its turns per second.
+    /// Runs a round, and adds what it costs. A round returns its clients, and its turns per second.
     pub async fn around<T>(&self, round: impl Future<Output = Result<(T, f64)>>) -> Result<(T, f64)> {
         let before = self.now()?;
         let began = Instant::now();

@@ -1,5 +1,6 @@
 //! 64 clients with their own keys: each acquires and releases its key as fast as possible.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -57,6 +58,15 @@ async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f6
         });
     }
     finish(tasks, began).await
+}
+
+/// Clients of a proxy, each with a resource of its own: the prefix and a number.
+pub async fn connected(api: SocketAddr, prefix: &str) -> Result<Clients> {
+    let mut clients = Vec::new();
+    for client in 0..CLIENTS {
+        clients.push((Client::connect(api).await?, format!("{prefix}/{client}")));
+    }
+    Ok(clients)
 }
 
 /// A round of the proxy's clients. Returns the clients, and their rate per second.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::contended::{Served, in_all, queued, served};
 use crate::costs::Costs;
-use crate::cycles::{Clients, proxy_round};
+use crate::cycles::{Clients, connected, proxy_round};
 use crate::http::{self, Client};
 use crate::redis::{self, Redis};
 use crate::report::{Report, Row};
@@ -23,6 +23,8 @@ const OWN_AND_ANY: Target =
     Target { text: "≥ 0.7 times own keys", times: 0.7, ours: "in turn", theirs: "own keys" };
 /// How often a client of Redis asks for a key that is held.
 const POLL: Duration = Duration::from_millis(100);
+/// The resources of the clients that have their own.
+const OWN: &str = "delegated/own";
 const RESOURCES: u64 = 10_000;
 const WAIT_MS: u32 = 600_000;
 
@@ -38,14 +40,6 @@ pub async fn measure(world: &World, program: Option<&Path>, quick: bool, report:
     any_keys(world, quick, report).await?;
     one_key(world, &redis, quick, report).await?;
     two_proxies(world, quick, report).await
-}
-
-async fn connected(world: &World) -> Result<Clients> {
-    let mut clients = Vec::new();
-    for client in 0..CLIENTS {
-        clients.push((Client::connect(world.api()).await?, format!("delegated/own/{client}")));
-    }
-    Ok(clients)
 }
 
 /// The time that one client alone needs to acquire and release.
@@ -90,7 +84,7 @@ async fn own_keys(world: &World, redis: &Redis, quick: bool, report: &mut Report
     for client in 0..CLIENTS {
         theirs.push((redis.connect(client).await?, format!("own/{client}")));
     }
-    let (ours, _) = proxy_round(connected(world).await?, Duration::from_millis(500)).await?;
+    let (ours, _) = proxy_round(connected(world.api(), OWN).await?, Duration::from_millis(500)).await?;
     let run_redis = async |clients| redis_round(clients, length).await;
     let costs = Costs::of(world);
     let run_proxy = async |clients| costs.around(proxy_round(clients, length)).await;
@@ -130,7 +124,7 @@ async fn any_keys(world: &World, quick: bool, report: &mut Report) -> Result<()>
     let run_own = async |clients| proxy_round(clients, length).await;
     let costs = Costs::of(world);
     let run_any = async |clients| costs.around(any_round(clients, length)).await;
-    let (own, any) = (connected(world).await?, connected(world).await?);
+    let (own, any) = (connected(world.api(), OWN).await?, connected(world.api(), OWN).await?);
     // Each key is delegated once.
     let (any, _) = any_round(any, 2 * length).await?;
     let rates = Rates::measure(rounds, own, run_own, any, run_any).await?;

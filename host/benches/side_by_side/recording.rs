@@ -16,11 +16,10 @@ use lockkeeper::lock::Mode;
 use lockkeeper::policy::builtin;
 use lockkeeper::recording::{Ask, End, Header, LeaseName, Line, PlanLine, PolicyLine, StoreTimes};
 
-use crate::cycles::{Clients, proxy_round};
-use crate::direct;
+use crate::cycles::{connected, proxy_round};
 use crate::http::{self, Client};
 use crate::report::{Report, Row};
-use crate::rounds::{CLIENTS, Rates, Target};
+use crate::rounds::{Rates, Target};
 use crate::world::{Proxy, World};
 
 const COST: Target =
@@ -57,16 +56,9 @@ async fn cost(world: &World, quick: bool, report: &mut Report) -> Result<()> {
 pub async fn beside(world: &World, proxy: &Proxy, prefix: &str, quick: bool) -> Result<Rates> {
     let (rounds, length) = if quick { (2, 1) } else { (7, 4) };
     let length = Duration::from_secs(length);
-    let keys: Vec<String> = (0..CLIENTS).map(|client| format!("{prefix}/{client}")).collect();
-    direct::prepare(world.url(), &keys).await?;
-    let (mut without, mut with): (Clients, Clients) = (Vec::new(), Vec::new());
-    for key in keys {
-        without.push((Client::connect(world.api()).await?, key.clone()));
-        with.push((Client::connect(proxy.api()).await?, key));
-    }
     let warm = Duration::from_millis(500);
-    (without, _) = proxy_round(without, warm).await?;
-    (with, _) = proxy_round(with, warm).await?;
+    let (without, _) = proxy_round(connected(world.api(), prefix).await?, warm).await?;
+    let (with, _) = proxy_round(connected(proxy.api(), prefix).await?, warm).await?;
     let run = async |clients| proxy_round(clients, length).await;
     Rates::measure(rounds, without, run, with, run).await
 }

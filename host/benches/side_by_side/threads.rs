@@ -7,11 +7,9 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::costs::Costs;
-use crate::cycles::{Clients, proxy_round};
-use crate::http::Client;
+use crate::cycles::{connected, proxy_round};
 use crate::report::{Report, Row};
-use crate::rounds::CLIENTS;
-use crate::world::{Proxy, World};
+use crate::world::World;
 
 const THREADS: [usize; 4] = [1, 2, 4, 8];
 
@@ -29,7 +27,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         let more = format!("[runtime]\nthreads = {threads}\n");
         let proxy = world.another_proxy(&format!("threads-{threads}"), &more).await?;
         for (at, (_, prefix)) in kinds.iter().enumerate() {
-            let clients = connected(&proxy, &format!("{prefix}/{threads}")).await?;
+            let clients = connected(proxy.api(), &format!("{prefix}/{threads}")).await?;
             let (clients, _) = proxy_round(clients, Duration::from_secs(1)).await?;
             let costs = Costs::with(world, &proxy);
             let (_, rate) = costs.around(proxy_round(clients, length)).await?;
@@ -44,12 +42,4 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         report.add(Row { name, target: "", figure, note, met: None, details });
     }
     Ok(())
-}
-
-async fn connected(proxy: &Proxy, prefix: &str) -> Result<Clients> {
-    let mut clients = Vec::new();
-    for client in 0..CLIENTS {
-        clients.push((Client::connect(proxy.api()).await?, format!("{prefix}/{client}")));
-    }
-    Ok(clients)
 }

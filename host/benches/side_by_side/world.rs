@@ -178,7 +178,7 @@ impl Proxy {
         self.admin
     }
 
-    /// The status of the answer to a `PUT` at the admin API.
+    /// Sends a `PUT` to the admin API, and returns the status of the answer.
     pub async fn put(&self, path: &str, body: &[u8]) -> Result<u16> {
         let length = body.len();
         let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");

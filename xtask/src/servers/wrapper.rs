@@ -24,10 +24,10 @@ pub fn write(home: &Path, kind: Kind) -> Result<()> {
     match kind {
         Kind::Mysql => plain("mysql", "usr/bin/mysql")?,
         Kind::Mariadb | Kind::MariadbNext | Kind::Galera => plain("mariadb", "usr/bin/mariadb")?,
-        Kind::Faketime => return plain("faketime", "usr/bin/faketime"),
         Kind::Nginx => return plain("nginx", "usr/sbin/nginx"),
-        Kind::Redis => return plain("redis-server", "usr/bin/redis-server"),
-        Kind::Registry => return plain("docker-registry", "usr/bin/docker-registry"),
+        Kind::Faketime | Kind::Redis | Kind::Registry => {
+            return plain(kind.daemon(), &format!("usr/bin/{}", kind.daemon()));
+        }
     }
     executable(&bin.join(kind.daemon()), &database(&root, &launch, kind.daemon())?)
 }

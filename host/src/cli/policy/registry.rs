@@ -147,7 +147,7 @@ async fn content(
         }
         error.downcast().map_or_else(OciDistributionError::IoError, OciDistributionError::RequestError)
     };
-    // By its digest alone: an artifact may name other addresses for a layer.
+    // Only the digest is passed, because an artifact may name other addresses for a layer.
     let mut chunks = client.pull_blob_stream(reference, layer.digest.as_str()).await?.stream;
     let mut content = Vec::new();
     while let Some(chunk) = chunks.try_next().await.map_err(broken)? {

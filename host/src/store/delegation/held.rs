@@ -11,10 +11,10 @@ use crate::lock::{Instant, Key, ServerTime, Token};
 const EXTRA_MS: u32 = 2_000;
 /// The same, at most.
 const MOST_EXTRA_MS: u32 = 10_000;
-/// In between, it is this part of the lease. If this proxy dies, a long lease blocks its key for long in any case, and a
-/// delegation that lasts longer needs fewer writes while its key is used.
+/// Between these bounds, a delegation lasts longer by the lease divided by this. If this proxy dies, a long lease blocks its key for
+/// a long time in any case, and a delegation that lasts longer needs fewer writes while its key is used.
 const EXTRA_PART: u32 = 8;
-/// How long before its end a delegation is given back, in microseconds.
+/// A key without a lease goes back to the store if its delegation ends within this time, in microseconds.
 const RETURN_US: u64 = 500_000;
 /// How often a key is granted here once this proxy knows that another proxy waits for it. These are more grants than for a
 /// key in the store ([`TURN_AFTER`](record::TURN_AFTER)), because each hand-over and return costs two writes.
@@ -168,8 +168,10 @@ impl Held {
     /// The extension without which this record would outlast the delegation, or its tokens.
     fn lacks(&self, record: &Record, now: Instant, bounds: &Bounds) -> Option<Extend> {
         let fits = ends(record) <= by_own_clock(self.until) && record.token <= self.last_token;
-        let ttl_ms = left_ms(record, now);
-        (!fits).then(|| self.extension(ttl_ms.saturating_add(extra_ms(ttl_ms, bounds)), record.token))
+        (!fits).then(|| {
+            let ttl_ms = left_ms(record, now);
+            self.extension(ttl_ms.saturating_add(extra_ms(ttl_ms, bounds)), record.token)
+        })
     }
 
     fn extension(&self, ttl_ms: u32, token: Token) -> Extend {
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_goes_back_when_the_next_lease_would_need_a_write_in_any_case() {
+    fn a_key_goes_back_when_it_is_unused_for_as_long_as_its_delegation_is_extended() {
         let mut held = lasting();
         use_once(&mut held, at(13));
         assert!(!held.is_due_back(Instant(at(13).0 + 7_499_999)));

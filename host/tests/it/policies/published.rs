@@ -20,7 +20,7 @@ const USERS: &str = "ali:$2y$04$4nqLyDsHYT8T86iQjiwwXuxNH.sSxlETY/r6t5zshoKXtqgt
 /// The name and the password, as `docker login` stores them.
 const LOGIN: &str = "YWxpOm9wZW4gc2VzYW1l";
 
-/// The command line in a folder with components, and the credentials of a user.
+/// A folder with components and the credentials of a user, in which the command line runs.
 struct Files(TempDir);
 
 impl Files {
@@ -199,7 +199,7 @@ fn a_program_that_keeps_no_credentials_for_a_registry_is_no_hindrance() {
 #[test]
 fn the_certificate_of_a_registry_is_verified() {
     let (files, authority) = (Files::new(), Authority::new());
-    // Not the name of this machine, to which connections are not encrypted.
+    // Connections to localhost are not encrypted, so the registry has another address.
     let host = "127.0.0.2";
     let (certificate, key) = authority.signs(vec![SanType::IpAddress(host.parse().unwrap())], 1);
     for (name, pem) in [("cert.pem", &certificate), ("key.pem", &key), ("ca.pem", &authority.pem)] {
